@@ -1,0 +1,1 @@
+"""headwise: multi-head attention that is right, fast, visible and decidable."""
