@@ -165,7 +165,9 @@ def read(path: str | os.PathLike[str]) -> list[Record]:
                 try:
                     records.append(Record.from_json(line))
                 except ValueError as error:
-                    raise BadFile(f"{path}, line {number}: not a headwise record ({error})") from None
+                    raise BadFile(
+                        f"{path}, line {number}: not a headwise record ({error})"
+                    ) from None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise BadFile(f"cannot read {path}: {reason}") from None
