@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from headwise import backends
 from headwise.call import AttentionCall
-from headwise.masks import CompiledMask, Mask, Sizes
+from headwise.intervals import CompiledMask, Mask, Sizes
 
 # Called with each call and its output. `headwise.watch` adds and removes them.
 observers: list[Callable[[AttentionCall, Tensor], None]] = []
@@ -130,8 +130,8 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
         lses: their lse (B, H, L). With a sink, only one part may count it.
 
     Returns:
-        (output, lse) as if the parts had been one call: o = Σ oₖ·e^{lseₖ − lse}, lse = ln Σ e^{lseₖ}
-        (Dao 2022, arXiv 2205.14135, section 3.1).
+        (output, lse) as if the parts had been one call: o = Σ oₖ·e^{lseₖ − lse},
+        lse = ln Σ e^{lseₖ} (Dao 2022, arXiv 2205.14135, section 3.1).
 
     Raises:
         ValueError: no parts, unequal counts, or shapes that do not agree.
@@ -195,7 +195,7 @@ def _rebuild(
     dropout: float,
 ) -> AttentionCall:
     """The call again, from what travels through the operator."""
-    sizes = Sizes(*query.shape[:3], key.shape[2], query.device)
+    sizes = Sizes(query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.device)
     mask = CompiledMask(sizes, intervals, bits, is_full, is_causal)
     return AttentionCall(query, key, value, mask, bias, scale, softcap, sinks, dropout)
 

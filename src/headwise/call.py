@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from headwise.masks import CompiledMask, Mask, check_grid, everything
+from headwise.intervals import CompiledMask, Mask
+from headwise.masks import check_grid, everything
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

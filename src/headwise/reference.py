@@ -59,7 +59,7 @@ def attention_steps(call: AttentionCall, rows: slice = ALL, keys: slice = ALL) -
 
 
 def scores(call: AttentionCall, rows: slice = ALL, keys: slice = ALL) -> Tensor:
-    """The final scores of a tile, −inf at hidden keys: (B, Hq, rows, keys). Sinks are not in them."""
+    """A tile's final scores (B, Hq, rows, keys), −inf at hidden keys. Sinks are not in them."""
     return _score_steps(call, rows, keys)["masked"]
 
 

@@ -148,7 +148,7 @@ def _blocks(call: AttentionCall) -> Iterator[Block]:
 def _additive(
     call: AttentionCall, rows: slice, keys: slice, same_for_rows: bool
 ) -> tuple[Tensor, bool, Tensor]:
-    """The block's mask as torch adds it, (b, h, rows or 1, keys); rows with no key are left open."""
+    """The mask as torch adds it, (b, h, rows or 1, keys); rows with no key are left open."""
     dtype = call.query.dtype
     some = slice(rows.start, rows.start + 1) if same_for_rows else rows
     mask = torch.zeros((), dtype=dtype, device=call.query.device)
