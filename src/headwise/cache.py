@@ -1,11 +1,12 @@
 """Key/value caches: what one attention layer keeps of the tokens it has seen.
 
-One cache serves one layer. Keys go in already turned to their true position, once. The cache also keeps
-each token's position and whether it is real, so that a later call needs neither the old padding
-mask nor a counter of its own.
+One cache serves one layer. Keys go in already turned to their true position, once. The cache also
+keeps each token's position and whether it is real, so that a later call needs neither the old
+padding mask nor a counter of its own.
 
-`append` returns the keys of this call in the order of time, old ones first. A mask aligned at the end
-(`causal()`, `window(n)`, the default) therefore stands right by itself: query i of L is key S - L + i.
+`append` returns the keys of this call in the order of time, old ones first. A mask aligned at the
+end (`causal()`, `window(n)`, the default) therefore stands right by itself: query i of L is key S -
+L + i.
 """
 
 from __future__ import annotations
@@ -15,28 +16,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headwise.positions import count_positions
+
 
 class Cached(NamedTuple):
     """What a call attends to.
 
     keys (B, Hkv, S, D); values (B, Hkv, S, Dv);
-    positions (1 or B, S) int64, one row when all rows agree; real (B, S) bool, or None when no token so
-    far was padding.
+    positions (1 or B, S) int64, one row when all rows agree; real (B, S) bool, or None when no
+    token so far was padding.
     """
 
     keys: Tensor
     values: Tensor
     positions: Tensor
     real: Tensor | None
-
-
-def count_positions(real: Tensor, start: Tensor | int = 0) -> Tensor:
-    """Positions counted from the real tokens: start + cumsum(real) - 1, int64 (B, L).
-
-    A pad carries the number of the real token before it (start - 1 where there is none).
-    """
-    count = real.to(torch.int64).cumsum(-1) - 1
-    return count + (start[:, None] if isinstance(start, Tensor) else start)
 
 
 def _position_after(positions: Tensor, real: Tensor | None) -> Tensor:
@@ -54,7 +48,8 @@ def _position_after(positions: Tensor, real: Tensor | None) -> Tensor:
 
 
 class _Cache:
-    """Storage and bookkeeping that both caches share. Columns [begin, end) of the buffers are held."""
+    """Storage and bookkeeping that both caches share. Columns [begin, end) of the buffers are "
+    "held."""
 
     def __init__(
         self,
@@ -96,7 +91,8 @@ class _Cache:
         return self._next
 
     def next_positions(self, length: int, real: Tensor | None = None) -> Tensor:
-        """Positions of the next `length` tokens, (1 or B, length); `real` (B, length) marks pads."""
+        """Positions of the next `length` tokens, (1 or B, length); `real` (B, length) marks "
+        "pads."""
         if real is not None:
             return count_positions(real, self._next)
         start = self._next[:1] if self._same else self._next
@@ -146,18 +142,22 @@ class _Cache:
             if tuple(tensor.shape) != (batch, heads, length, width):
                 raise ValueError(
                     f"{self._name}.append: {name} must be (batch, kv heads, length, width) = "
-                    f"({batch}, {heads}, {length}, {width}), got {tuple(tensor.shape)}; a cache belongs to "
+                    f"({batch}, {heads}, {length}, {width}), got {tuple(tensor.shape)}; a cache "
+                    "belongs to "
                     "one layer and one batch size"
                 )
             if tensor.dtype != self.dtype:
                 raise ValueError(
-                    f"{self._name}.append: the cache is {self.dtype} but {name} is {tensor.dtype}; make the "
+                    f"{self._name}.append: the cache is {self.dtype} but {name} is "
+                    f"{tensor.dtype}; make the "
                     "cache with the layer's dtype"
                 )
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise ValueError(
-                f"{self._name}.append: the new keys require grad, but a cache is written in place and "
-                "carries no gradient; call the layer under torch.no_grad(), or train without a cache"
+                f"{self._name}.append: the new keys require grad, but a cache is written in place "
+                "and "
+                "carries no gradient; call the layer under torch.no_grad(), or train without a "
+                "cache"
             )
         if real is not None and tuple(real.shape) != (batch, length):
             raise ValueError(
@@ -165,7 +165,9 @@ class _Cache:
                 f"got {tuple(real.shape)}"
             )
 
-    def _note(self, length: int, positions: Tensor | None, real: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _note(
+        self, length: int, positions: Tensor | None, real: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Positions (B, L) and real flags of the new columns; moves the counters on."""
         if real is None and self._real is not None:
             real = torch.ones(self.batch, length, dtype=torch.bool, device=self._keys.device)
@@ -179,7 +181,9 @@ class _Cache:
         self.seen += length
         return positions, real
 
-    def _put(self, start: int, key: Tensor, value: Tensor, positions: Tensor, real: Tensor | None) -> None:
+    def _put(
+        self, start: int, key: Tensor, value: Tensor, positions: Tensor, real: Tensor | None
+    ) -> None:
         new = slice(start, start + key.shape[2])
         self._keys[:, :, new] = key
         self._values[:, :, new] = value
@@ -211,7 +215,9 @@ class _Cache:
 
     def _want_length(self, length: int) -> None:
         if not 0 <= length <= self.seen:
-            raise ValueError(f"{self._name}.crop: length={length} must lie in 0..{self.seen}, the tokens seen")
+            raise ValueError(
+                f"{self._name}.crop: length={length} must lie in 0..{self.seen}, the tokens seen"
+            )
 
 
 class KVCache(_Cache):
@@ -250,12 +256,22 @@ class KVCache(_Cache):
         """Tokens held, pads included."""
         return self._end
 
+    def visible_after(self, length: int) -> int:
+        """How many keys a call with `length` new tokens will see, those among them."""
+        return self._end + length
+
     def append(
-        self, key: Tensor, value: Tensor, *, positions: Tensor | None = None, real: Tensor | None = None
+        self,
+        key: Tensor,
+        value: Tensor,
+        *,
+        positions: Tensor | None = None,
+        real: Tensor | None = None,
     ) -> Cached:
         """Take in `key` (B, Hkv, L, D) and `value` (B, Hkv, L, Dv); return all that is held.
 
-        `positions` (L,) or (B, L): default `next_positions`. `real` (B, L) bool: False marks padding.
+        `positions` (L,) or (B, L): default `next_positions`. `real` (B, L) bool: False marks
+        padding.
 
         Raises:
             ValueError: more tokens than capacity, other shapes or dtype, or keys that require grad.
@@ -264,7 +280,8 @@ class KVCache(_Cache):
         length = key.shape[2]
         if self._end + length > self.capacity:
             raise ValueError(
-                f"KVCache: capacity={self.capacity} holds {self._end} tokens and {length} more came; make "
+                f"KVCache: capacity={self.capacity} holds {self._end} tokens and {length} more "
+                "came; make "
                 f"it at least {self._end + length}, or use RollingKVCache with a window"
             )
         self._put(self._end, key, value, *self._note(length, positions, real))
@@ -272,14 +289,16 @@ class KVCache(_Cache):
         return self._view(0, self._end)
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` tokens and forget the newer ones (rejected drafts, a new turn)."""
+        """Keep the first `length` tokens and forget the newer ones (rejected drafts, a new "
+        "turn)."""
         self._want_length(length)
         self._drop(self.seen - length)
 
     def __repr__(self) -> str:
         batch, heads, capacity, width = self._keys.shape
         return (
-            f"KVCache({self._end} of {capacity} tokens, batch {batch}, kv heads {heads}, head dim {width}, "
+            f"KVCache({self._end} of {capacity} tokens, batch {batch}, kv heads {heads}, head dim "
+            f"{width}, "
             f"{self.dtype}, {self.nbytes} bytes)"
         )
 
@@ -290,9 +309,9 @@ class RollingKVCache(_Cache):
     A call sees at most `window - 1` older keys before its own. Memory does not grow with the text:
     the buffers hold two windows, so that old keys are moved once a window, not once a token.
 
-    `window` counts as `headwise.window` does: the query's own key is one of them. The layer must be built
-    with `AttentionOptions(window=...)` no larger than this; it refuses the cache otherwise. What `append`
-    returned stays as it is until `reset`, `crop` or `reorder`.
+    `window` counts as `headwise.window` does: the query's own key is one of them. The layer must be
+    built with `AttentionOptions(window=...)` no larger than this; it refuses the cache otherwise.
+    What `append` returned stays as it is until `reset`, `crop` or `reorder`.
     """
 
     def __init__(
@@ -316,8 +335,17 @@ class RollingKVCache(_Cache):
         """Tokens held, pads included: at most `window`."""
         return min(self._end - self._begin, self.window)
 
+    def visible_after(self, length: int) -> int:
+        """How many keys a call with `length` new tokens will see, those among them."""
+        return min(self._end - self._begin, self.window - 1) + length
+
     def append(
-        self, key: Tensor, value: Tensor, *, positions: Tensor | None = None, real: Tensor | None = None
+        self,
+        key: Tensor,
+        value: Tensor,
+        *,
+        positions: Tensor | None = None,
+        real: Tensor | None = None,
     ) -> Cached:
         """As `KVCache.append`, but returns the last `window - 1` older keys and the new ones."""
         self._check(key, value, real)
@@ -332,13 +360,15 @@ class RollingKVCache(_Cache):
         self._begin, self._end = start, start + older + length
         seen = self._view(self._begin, self._end)
         if self._keys.shape[2] > columns:
-            # A chunk longer than the buffers: the call sees all of it, the cache keeps the last window.
+            # A chunk longer than the buffers: the call sees all of it, the cache keeps the last
+            # window.
             self._renew(self._end - self.window, columns)
             self._begin, self._end = 0, self.window
         return seen
 
     def _renew(self, start: int, columns: int) -> None:
-        """Move columns [start, end) to the front of fresh buffers, so that earlier views stay true."""
+        """Move columns [start, end) to the front of fresh buffers, so that earlier views stay "
+        "true."""
         held = slice(start, self._end)
         count = self._end - start
         for name in ("_keys", "_values"):
@@ -363,7 +393,8 @@ class RollingKVCache(_Cache):
         dropped = self.seen - length
         if self.length - dropped < min(length, self.window - 1):
             raise ValueError(
-                f"RollingKVCache.crop: {self.seen} tokens were seen and the last {self.length} are held; "
+                f"RollingKVCache.crop: {self.seen} tokens were seen and the last {self.length} "
+                "are held; "
                 f"going back to {length} would need older ones"
             )
         self._drop(dropped)
@@ -371,6 +402,7 @@ class RollingKVCache(_Cache):
     def __repr__(self) -> str:
         batch, heads, _, width = self._keys.shape
         return (
-            f"RollingKVCache(last {self.length} of {self.seen} tokens, window {self.window}, batch {batch}, "
+            f"RollingKVCache(last {self.length} of {self.seen} tokens, window {self.window}, "
+            f"batch {batch}, "
             f"kv heads {heads}, head dim {width}, {self.dtype}, {self.nbytes} bytes)"
         )

@@ -1,292 +1,75 @@
 """Where a token stands, told to attention in three ways: rotary, ALiBi, T5 relative bias.
 
-`Rotary` turns queries and keys before the dot product; `ALiBi` and `RelativeBias` add to the scores.
-All of them read integer positions, (L,) or (B, L), never the index of a row in some tensor, so left
-padding, caches and packed documents only change the numbers that come in.
+`Rotary` turns queries and keys before the dot product; `ALiBi` and `RelativeBias` add to the
+scores. All of them read integer positions, (L,) or (B, L), never the index of a row in some tensor,
+so left padding, caches and packed documents only change the numbers that come in.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from headwise.intervals import And, Mask
+from headwise.masks import _Lengths, _Real
+from headwise.rotary import (
+    LinearScaling,
+    Llama3Scaling,
+    NTKScaling,
+    Rotary,
+    YaRNScaling,
+    check_positions,
+)
 
-def _wide(device: torch.device) -> torch.dtype:
-    """The dtype of angles: float64, save on MPS, which has none.
+__all__ = [
+    "ALiBi",
+    "LinearScaling",
+    "Llama3Scaling",
+    "NTKScaling",
+    "Position",
+    "RelativeBias",
+    "Rotary",
+    "YaRNScaling",
+    "alibi_slopes",
+    "count_positions",
+    "real_tokens",
+    "require_causal",
+]
 
-    In float32 an angle at position p is off by about p * 6e-8, which at 32k tokens is 2e-3 radians: more
-    than every other rounding in a float32 layer together. The table is small, so the cost is too.
+
+def real_tokens(mask: Mask | None, batch: int, keys: int) -> Tensor | None:
+    """Which keys are real, bool (B, S), as the `padding(...)` parts of a mask say.
+
+    None: the mask knows no padding. Only parts joined by & count: under | or ~ a padding mask no
+    longer says that a token is a pad.
     """
-    return torch.float32 if device.type == "mps" else torch.float64
+    if isinstance(mask, And):
+        left, right = real_tokens(mask.left, batch, keys), real_tokens(mask.right, batch, keys)
+        return (left if right is None else right) if left is None or right is None else left & right
+    real: Tensor | None = None
+    if isinstance(mask, _Real) and mask.real.dim() == 2 and mask.real.shape[1] == keys:
+        real = mask.real.bool()
+    elif isinstance(mask, _Lengths) and mask.lengths.dim() == 1:
+        index, count = torch.arange(keys, device=mask.lengths.device), mask.lengths[:, None]
+        real = index < count if mask.side == "right" else index >= keys - count
+    # What does not fit is left for the mask itself to refuse, with its own words.
+    if real is None or real.shape[0] not in (1, batch):
+        return None
+    return real.expand(batch, keys)
 
 
-def _check_positions(who: str, positions: Tensor) -> None:
-    if positions.dtype.is_floating_point or positions.dtype == torch.bool or positions.is_complex():
-        raise TypeError(
-            f"{who}: positions must be integers, got {positions.dtype}; half types cannot even count past 256"
-        )
-    if positions.dim() not in (1, 2):
-        raise ValueError(
-            f"{who}: positions must be (length,) or (batch, length), got {tuple(positions.shape)}"
-        )
+def count_positions(real: Tensor, start: Tensor | int = 0) -> Tensor:
+    """Positions counted from the real tokens: start + cumsum(real) - 1, int64 (B, L).
 
-
-# --- rotary ------------------------------------------------------------------------------------------
-
-
-class Scaling(Protocol):
-    """A way to stretch rotary frequencies over a longer context."""
-
-    #: True where the frequencies depend on the longest position of the call.
-    @property
-    def dynamic(self) -> bool: ...
-
-    def stretch(
-        self, exponents: Tensor, base: float, dim: int, longest: Tensor | None
-    ) -> tuple[Tensor, float]:
-        """Frequencies (dim / 2,) in radians per token, and the factor that multiplies cos and sin.
-
-        `exponents` is 0/dim, 2/dim, 4/dim …; `longest` is the number of positions in play (0-d).
-        """
-        ...
-
-
-def _check_factor(who: str, factor: float) -> None:
-    if not (math.isfinite(factor) and factor >= 1):
-        raise ValueError(f"{who}: factor={factor} must be a finite number of at least 1")
-
-
-@dataclass(frozen=True)
-class LinearScaling:
-    """Positions divided by `factor` (Chen et al. 2023, arXiv 2306.15595, eq. 4)."""
-
-    factor: float
-
-    def __post_init__(self) -> None:
-        _check_factor("LinearScaling", self.factor)
-
-    @property
-    def dynamic(self) -> bool:
-        return False
-
-    def stretch(
-        self, exponents: Tensor, base: float, dim: int, longest: Tensor | None
-    ) -> tuple[Tensor, float]:
-        return base**-exponents / self.factor, 1.0
-
-
-@dataclass(frozen=True)
-class NTKScaling:
-    """A larger base: low frequencies stretch by `factor`, high ones stay (bloc97 2023; YaRN eq. 15-16).
-
-    Without `original_length` the base is base * factor ** (dim / (dim - 2)). With it the stretch grows
-    with the text ("dynamic NTK", as in transformers): nothing up to `original_length` tokens, then
-    base * (factor * n / original_length - (factor - 1)) ** (dim / (dim - 2)) for n tokens.
-    A dynamic base and a cache of rotated keys contradict each other: the old keys were turned with the
-    old base. `MultiHeadAttention` refuses the pair.
+    `start` is one number, or (B,). A pad carries the number of the real token before it (start - 1
+    where there is none).
     """
-
-    factor: float
-    original_length: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_factor("NTKScaling", self.factor)
-
-    @property
-    def dynamic(self) -> bool:
-        return self.original_length is not None
-
-    def stretch(
-        self, exponents: Tensor, base: float, dim: int, longest: Tensor | None
-    ) -> tuple[Tensor, float]:
-        if dim <= 2:
-            raise ValueError(f"NTKScaling: needs more than 2 rotated features a head, got {dim}")
-        grow: Tensor | float = self.factor
-        if self.original_length is not None and longest is not None:
-            ratio = longest.to(exponents.dtype) / self.original_length
-            grow = self.factor * ratio.clamp(min=1.0) - (self.factor - 1)
-        elif self.original_length is not None:
-            grow = 1.0
-        power = dim / (dim - 2)
-        # (base * grow^power) ** -e, written so that a tensor `grow` needs no tensor base.
-        return base**-exponents * grow ** (-power * exponents), 1.0
-
-
-@dataclass(frozen=True)
-class YaRNScaling:
-    """YaRN: high frequencies kept, low ones divided by `factor`, a ramp between (Peng et al. 2023,
-    arXiv 2309.00071, section 3.2), and cos and sin times 0.1 ln(factor) + 1 (section 3.4).
-
-    `beta_fast`, `beta_slow`: turns within `original_length` above which a frequency is kept, below which
-    it is stretched. `truncate` rounds the ends of the ramp to whole features, as the authors' code does.
-    `attention_factor` replaces 0.1 ln(factor) + 1.
-    """
-
-    factor: float
-    original_length: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    truncate: bool = True
-
-    def __post_init__(self) -> None:
-        _check_factor("YaRNScaling", self.factor)
-
-    @property
-    def dynamic(self) -> bool:
-        return False
-
-    def stretch(
-        self, exponents: Tensor, base: float, dim: int, longest: Tensor | None
-    ) -> tuple[Tensor, float]:
-        def feature(turns: float) -> float:
-            return dim * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
-
-        low, high = feature(self.beta_fast), feature(self.beta_slow)
-        if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, dim - 1)
-        if low == high:
-            high += 0.001
-        index = exponents * dim / 2
-        stretched = ((index - low) / (high - low)).clamp(0, 1)
-        plain = base**-exponents
-        frequencies = plain / self.factor * stretched + plain * (1 - stretched)
-        magnitude = self.attention_factor
-        if magnitude is None:
-            magnitude = 0.1 * math.log(self.factor) + 1.0
-        return frequencies, magnitude
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Llama 3.1's piecewise stretch (Llama 3 model card; `rope_type: llama3` in transformers).
-
-    Wavelengths over original_length / low_frequency are divided by `factor`, those under
-    original_length / high_frequency stay, those between are blended.
-    """
-
-    factor: float
-    original_length: int
-    low_frequency: float = 1.0
-    high_frequency: float = 4.0
-
-    def __post_init__(self) -> None:
-        _check_factor("Llama3Scaling", self.factor)
-        if not self.high_frequency > self.low_frequency:
-            raise ValueError(
-                f"Llama3Scaling: high_frequency={self.high_frequency} must exceed "
-                f"low_frequency={self.low_frequency}"
-            )
-
-    @property
-    def dynamic(self) -> bool:
-        return False
-
-    def stretch(
-        self, exponents: Tensor, base: float, dim: int, longest: Tensor | None
-    ) -> tuple[Tensor, float]:
-        plain = base**-exponents
-        turns = self.original_length * plain / (2 * math.pi)
-        kept = ((turns - self.low_frequency) / (self.high_frequency - self.low_frequency)).clamp(0, 1)
-        return plain * kept + plain / self.factor * (1 - kept), 1.0
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """Rotary position embedding (Su et al. 2021, arXiv 2104.09864, eq. 34).
-
-    Feature pair m of a head turns by position * base ** (-2m / dim).
-
-    base            the slowest pair turns once in about 2 pi * base tokens
-    dim, fraction   how many leading features of a head turn (partial rotary): a number, or a share of the
-                    head; the rest pass unchanged. Both left alone: all of them
-    interleaved     False: pair m is features (m, m + dim/2), as in Llama, GPT-NeoX and most checkpoints on
-                    the hub; True: features (2m, 2m + 1), as in the paper, GPT-J and Llama's own code
-    scaling         LinearScaling, NTKScaling, YaRNScaling, Llama3Scaling or None
-
-    It holds no tensors, so `model.to(torch.bfloat16)` cannot round its frequencies.
-    """
-
-    base: float = 10000.0
-    dim: int | None = None
-    fraction: float = 1.0
-    interleaved: bool = False
-    scaling: Scaling | None = None
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.base) and self.base > 1):
-            raise ValueError(f"Rotary: base={self.base} must be a finite number above 1")
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"Rotary: fraction={self.fraction} must lie in (0, 1]")
-        if self.dim is not None and self.fraction != 1.0:
-            raise ValueError(
-                f"Rotary: dim={self.dim} and fraction={self.fraction} both say how many features turn; "
-                "pass one"
-            )
-
-    def rotated(self, head_dim: int) -> int:
-        """How many features of a head turn. ValueError if that is odd or more than the head has."""
-        dim = int(head_dim * self.fraction) if self.dim is None else self.dim
-        if dim <= 0 or dim % 2 or dim > head_dim:
-            raise ValueError(
-                f"Rotary: {dim} features to turn must be even, above 0 and at most head_dim={head_dim}"
-            )
-        return dim
-
-    def frequencies(
-        self, head_dim: int, *, longest: Tensor | int | None = None, device: torch.device | str = "cpu"
-    ) -> tuple[Tensor, float]:
-        """Radians per token, (rotated / 2,), and the factor on cos and sin.
-
-        `longest` (number of positions in play) matters to dynamic scaling only.
-        """
-        dim = self.rotated(head_dim)
-        device = torch.device(device)
-        exponents = torch.arange(0, dim, 2, dtype=_wide(device), device=device) / dim
-        if self.scaling is None:
-            return self.base**-exponents, 1.0
-        if isinstance(longest, int):
-            longest = torch.tensor(longest, device=device)
-        return self.scaling.stretch(exponents, self.base, dim, longest)
-
-    def table(self, positions: Tensor, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin, each (1 or B, 1, L, rotated / 2), for (L,) or (B, L) integer positions.
-
-        Angles are float64 (float32 on MPS); the table is float64 for float64 `dtype`, else float32.
-        """
-        _check_positions("Rotary", positions)
-        dynamic = self.scaling is not None and self.scaling.dynamic and positions.numel() > 0
-        longest = positions.max() + 1 if dynamic else None
-        frequencies, magnitude = self.frequencies(head_dim, longest=longest, device=positions.device)
-        angles = positions.to(frequencies.dtype)[..., None] * frequencies
-        angles = angles[None, None] if positions.dim() == 1 else angles[:, None]
-        keep = torch.float64 if dtype == torch.float64 else torch.float32
-        return (angles.cos() * magnitude).to(keep), (angles.sin() * magnitude).to(keep)
-
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x (B, H, L, D) turned by a `table`; computed in the table's dtype, returned in x's."""
-        dim = 2 * cos.shape[-1]
-        turning, rest = x[..., :dim].to(cos.dtype), x[..., dim:]
-        if self.interleaved:
-            a, b = turning[..., 0::2], turning[..., 1::2]
-            turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
-        else:
-            a, b = turning[..., : dim // 2], turning[..., dim // 2 :]
-            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-        turned = turned.to(x.dtype)
-        return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), -1)
-
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (B, H, L, D) turned at (L,) or (B, L) integer positions."""
-        return self.turn(x, *self.table(positions, x.shape[-1], x.dtype))
-
-
-# --- biases on the scores ----------------------------------------------------------------------------
+    count = real.to(torch.int64).cumsum(-1) - 1
+    return count + (start[:, None] if isinstance(start, Tensor) else start)
 
 
 def _rows(positions: Tensor) -> Tensor:
@@ -297,8 +80,8 @@ def _rows(positions: Tensor) -> Tensor:
 def alibi_slopes(num_heads: int) -> list[float]:
     """One slope a head, in the order of the authors' code (Press et al. 2021, arXiv 2108.12409).
 
-    A power of two: 2 ** (-8 (h + 1) / H). Any other count: the slopes of the next lower power of two, then
-    every other slope of its double. Not sorted, and checkpoints depend on that order.
+    A power of two: 2 ** (-8 (h + 1) / H). Any other count: the slopes of the next lower power of
+    two, then every other slope of its double. Not sorted, and checkpoints depend on that order.
     """
     lower = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (head + 1) / lower) for head in range(lower)]
@@ -310,12 +93,13 @@ def alibi_slopes(num_heads: int) -> list[float]:
 class ALiBi:
     """Attention with linear biases: each head's slope times the distance, taken off the score.
 
-    form="distance" (default): -slope * |i - j|, right under every mask. Memory H * L * S; for one decoded
-        token that is O(S).
-    form="key": slope * (j - last), one row for all queries, so memory is H * S at any length. Softmax does
-        not see what is added to a whole row, so weights are the same, but only where no row sees a later
-        key: the layer checks the mask, and refuses sinks (a sink logit does see it; so does the lse).
-        It costs precision: float32 scores round by up to slope * S * 6e-8 (5e-4 at 16k tokens).
+    form="distance" (default): -slope * |i - j|, right under every mask. Memory H * L * S; for one
+        decoded token that is O(S).
+    form="key": slope * (j - last), one row for all queries, so memory is H * S at any length.
+        Softmax does not see what is added to a whole row, so weights are the same, but only where
+        no row sees a later key: the layer checks the mask, and refuses sinks (a sink logit does see
+        it; so does the lse). It costs precision: float32 scores round by up to slope * S * 6e-8
+        (5e-4 at 16k tokens).
     """
 
     form: Literal["distance", "key"] = "distance"
@@ -327,18 +111,53 @@ class ALiBi:
     def bias(
         self, queries: Tensor, keys: Tensor, *, num_heads: int, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """(1 or B, H, L, S), or (1 or B, H, 1, S) for form="key", from (L,) or (B, L) query positions
-        and (S,) or (B, S) key positions."""
-        _check_positions("ALiBi", queries)
-        _check_positions("ALiBi", keys)
+        """(1 or B, H, L, S), or (1 or B, H, 1, S) for form="key".
+
+        queries: int positions (L,) or (B, L). keys: (S,) or (B, S). Half types hold the product
+        slope * distance rounded once.
+        """
+        check_positions("ALiBi", queries)
+        check_positions("ALiBi", keys)
         keys = _rows(keys)[:, None, None, :]
         if self.form == "key":
             last = keys.amax(-1, keepdim=True) if keys.shape[-1] else keys
             steps = keys - last
         else:
             steps = -(_rows(queries)[:, None, :, None] - keys).abs()
-        slopes = torch.tensor(alibi_slopes(num_heads), dtype=dtype, device=keys.device)
-        return steps.to(dtype) * slopes[:, None, None]
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        slopes = torch.tensor(alibi_slopes(num_heads), dtype=wide, device=keys.device)
+        return (steps.to(wide) * slopes[:, None, None]).to(dtype)
+
+
+def require_causal(query: Tensor, keys: int, mask: Mask | None) -> Mask | None:
+    """ValueError unless `ALiBi(form="key")` is right here: no row of `query` (B, Hq, L, D) sees a
+    later one of the `keys` keys, and the dtype can hold the bias. Returns the mask, compiled."""
+    batch, heads, length, _ = query.shape
+    if query.dtype in (torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"ALiBi(form='key'): slope * distance to the last key, in {query.dtype}, loses the "
+            "differences between near keys; use ALiBi(), or float32"
+        )
+    if mask is None and length > 1:
+        raise ValueError(
+            "ALiBi(form='key'): needs a causal mask, got none; pass mask=causal(), or use ALiBi()"
+        )
+    # A compiled graph cannot look into the mask: there the first eager call is the check.
+    if mask is None or torch.compiler.is_compiling():
+        return mask
+    seen = mask.compile(batch=batch, heads=heads, queries=length, keys=keys, device=query.device)
+    own = torch.arange(keys - length, keys, device=query.device)[:, None]
+    if seen.intervals is not None:
+        start, end = seen.intervals.unbind(-1)
+        ahead = bool((torch.where(end > start, end, 0) > own + 1).any())
+    else:
+        index = torch.arange(keys, device=query.device)
+        ahead = bool((seen.tile() & (index > own)).any())
+    if ahead:
+        raise ValueError(
+            "ALiBi(form='key'): needs a causal mask, but some query sees a later key; use ALiBi()"
+        )
+    return seen
 
 
 class RelativeBias(nn.Module):
@@ -346,37 +165,47 @@ class RelativeBias(nn.Module):
     1910.10683, section 2.1).
 
     Half of a side's buckets hold one distance each, the others grow by a constant ratio up to
-    `max_distance`; everything further shares the last. bidirectional=True spends half of the buckets on
-    keys after the query (encoders); False puts all of those into bucket 0 (causal decoders).
+    `max_distance`; everything further shares the last. bidirectional=True spends half of the
+    buckets on keys after the query (encoders); False puts all of those into bucket 0 (causal
+    decoders).
 
-    One module may serve all layers of a stack, as in T5. The bias is (1 or B, H, L, S): a learned table
-    read at every pair, so memory is H * L * S.
+    One module may serve all layers of a stack, as in T5. The bias is (1 or B, H, L, S): a learned
+    table read at every pair, so memory is H * L * S.
 
-    weight: (num_buckets, num_heads), the layout of `relative_attention_bias.weight` in T5 checkpoints.
+    weight: (num_buckets, num_heads), the layout of `relative_attention_bias.weight` in T5
+    checkpoints.
     """
 
     def __init__(
-        self, num_heads: int, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+        self,
+        num_heads: int,
+        *,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = True,
     ) -> None:
         super().__init__()
         side = num_buckets // 2 if bidirectional else num_buckets
         if side < 2 or (bidirectional and num_buckets % 2):
             raise ValueError(
-                f"RelativeBias: num_buckets={num_buckets} must be at least {4 if bidirectional else 2}"
-                + (" and even, half of them for each direction" if bidirectional else "")
+                f"RelativeBias: num_buckets={num_buckets} must be at least "
+                + ("4 and even, half of them for each direction" if bidirectional else "2")
             )
         if max_distance <= side // 2:
             raise ValueError(
-                f"RelativeBias: max_distance={max_distance} must exceed the {side // 2} distances that have "
-                "a bucket of their own"
+                f"RelativeBias: max_distance={max_distance} must exceed the {side // 2} distances "
+                "that have a bucket of their own"
             )
         self.num_heads, self.num_buckets = num_heads, num_buckets
         self.max_distance, self.bidirectional = max_distance, bidirectional
         self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
-        # A table, because log() rounds otherwise on other devices and when compiled, and an edge distance
-        # would change its bucket. Built in float32 on the CPU, as the checkpoints were trained.
+        # A table, because log() rounds otherwise on other devices and when compiled, and an edge
+        # distance would change its bucket. Built in float32 on the CPU, as the checkpoints were
+        # trained.
         self.table: Tensor
-        self.register_buffer("table", self._buckets_by_distance(side, max_distance), persistent=False)
+        self.register_buffer(
+            "table", self._buckets_by_distance(side, max_distance), persistent=False
+        )
         self.reset_parameters()
 
     @staticmethod
@@ -392,8 +221,8 @@ class RelativeBias(nn.Module):
 
     def buckets(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The bucket of every pair, int64 (1 or B, L, S)."""
-        _check_positions("RelativeBias", queries)
-        _check_positions("RelativeBias", keys)
+        check_positions("RelativeBias", queries)
+        check_positions("RelativeBias", keys)
         ahead = _rows(keys)[:, None, :] - _rows(queries)[:, :, None]
         behind = ahead.abs() if self.bidirectional else (-ahead).clamp(min=0)
         bucket = self.table[behind.clamp(max=self.max_distance)]
@@ -405,7 +234,8 @@ class RelativeBias(nn.Module):
         """(1 or B, H, L, S) from (L,) or (B, L) query and (S,) or (B, S) key positions."""
         if num_heads != self.num_heads:
             raise ValueError(
-                f"RelativeBias: built for num_heads={self.num_heads}, the layer has num_heads={num_heads}"
+                f"RelativeBias: built for num_heads={self.num_heads}, the layer has "
+                f"num_heads={num_heads}"
             )
         # Heads first before the look-up, so that keys are the contiguous axis.
         return self.weight.t().to(dtype)[:, self.buckets(queries, keys)].transpose(0, 1)

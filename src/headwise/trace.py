@@ -1,0 +1,153 @@
+"""Trace: every intermediate of the eight steps, by name, with its axes; printed, a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: The eight steps of multi-head attention (Vaswani et al. 2017, arXiv 1706.03762, section 3.2).
+STEPS = {
+    0: "input",
+    1: "project to query, key, value",
+    2: "split into heads",
+    3: "dot-product scores",
+    4: "scale",
+    5: "mask",
+    6: "softmax",
+    7: "weigh the values",
+    8: "join the heads and project out",
+}
+
+BATCH, HEAD, QUERY, KEY, DIM, WIDTH = (
+    "batch",
+    "head",
+    "query sequence",
+    "key sequence",
+    "head dim",
+    "features",
+)
+COLUMNS = (BATCH, HEAD, QUERY, KEY, DIM, WIDTH)
+
+#: name → (step, axes, what it is). The order is that of the computation.
+_TABLE: dict[str, tuple[int, tuple[str, ...], str]] = {
+    "x": (0, (BATCH, QUERY, WIDTH), "tokens that ask"),
+    "key_context": (0, (BATCH, KEY, WIDTH), "tokens that keys are made of"),
+    "value_context": (0, (BATCH, KEY, WIDTH), "tokens that values are made of"),
+    "query_projected": (1, (BATCH, QUERY, WIDTH), "q_proj(x)"),
+    "key_projected": (1, (BATCH, KEY, WIDTH), "k_proj(context)"),
+    "value_projected": (1, (BATCH, KEY, WIDTH), "v_proj(context)"),
+    "query": (2, (BATCH, HEAD, QUERY, DIM), "head h owns features h*D to h*D + D - 1"),
+    "key": (2, (BATCH, HEAD, KEY, DIM), ""),
+    "value": (2, (BATCH, HEAD, KEY, DIM), ""),
+    "query_normed": (2, (BATCH, HEAD, QUERY, DIM), "RMS norm over the head dim"),
+    "key_normed": (2, (BATCH, HEAD, KEY, DIM), ""),
+    "query_turned": (2, (BATCH, HEAD, QUERY, DIM), "rotary, at each token's position"),
+    "key_turned": (2, (BATCH, HEAD, KEY, DIM), ""),
+    "scores": (3, (BATCH, HEAD, QUERY, KEY), "query . key"),
+    "scaled": (4, (BATCH, HEAD, QUERY, KEY), "times the scale, 1/sqrt(head dim) by default"),
+    "capped": (4, (BATCH, HEAD, QUERY, KEY), "softcap * tanh(score / softcap)"),
+    "biased": (4, (BATCH, HEAD, QUERY, KEY), "plus the position bias"),
+    "masked": (5, (BATCH, HEAD, QUERY, KEY), "-inf where the key is hidden"),
+    "lse": (6, (BATCH, HEAD, QUERY), "ln of the softmax denominator"),
+    "weights": (6, (BATCH, HEAD, QUERY, KEY), "each row sums to 1"),
+    "head_outputs": (7, (BATCH, HEAD, QUERY, DIM), "weights @ value"),
+    "concatenated": (8, (BATCH, QUERY, WIDTH), "heads side by side"),
+    "gate": (8, (BATCH, QUERY, WIDTH), "sigmoid(gate_proj(x))"),
+    "gated": (8, (BATCH, QUERY, WIDTH), "concatenated * gate"),
+    "output": (8, (BATCH, QUERY, WIDTH), "out_proj(...)"),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One intermediate: its step (0 is the input), name, the names of its axes, and a remark."""
+
+    step: int
+    name: str
+    axes: tuple[str, ...]
+    remark: str
+    tensor: Tensor
+
+
+class Trace(Mapping[str, Tensor]):
+    """The intermediates of one attention layer on one input: trace["weights"], in order of the
+    steps.
+
+    All tensors are float64 and detached. `print(trace)` shows a table of their axes.
+    """
+
+    def __init__(self, layer: str, steps: Mapping[str, Tensor], remarks: Mapping[str, str]) -> None:
+        unknown = set(steps) - set(_TABLE)
+        if unknown:
+            raise ValueError(f"Trace: no such step: {', '.join(sorted(unknown))}")
+        self.layer = layer
+        self._entries = {
+            name: Entry(step, name, axes, remarks.get(name, remark), steps[name])
+            for name, (step, axes, remark) in _TABLE.items()
+            if name in steps
+        }
+        for entry in self._entries.values():
+            if entry.tensor.dim() != len(entry.axes):
+                raise ValueError(
+                    f"Trace: {entry.name} has shape {tuple(entry.tensor.shape)}, "
+                    f"wanted axes ({', '.join(entry.axes)})"
+                )
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._entries:
+            raise KeyError(f"{name}; this trace has {', '.join(self._entries)}")
+        return self._entries[name].tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Each intermediate with its step, axes and remark, in order."""
+        return list(self._entries.values())
+
+    def axes(self, name: str) -> dict[str, int]:
+        """Axis name → size: trace.axes("query") == {"batch": 1, "head": 2, …}."""
+        self[name]
+        entry = self._entries[name]
+        return dict(zip(entry.axes, entry.tensor.shape, strict=True))
+
+    def __str__(self) -> str:
+        rows = [["step", "tensor", *COLUMNS, "what"]]
+        previous = -1
+        for entry in self.entries:
+            sizes = self.axes(entry.name)
+            if entry.step != previous:
+                rows.append([f"{entry.step} {STEPS[entry.step]}", *[""] * (len(COLUMNS) + 2)])
+                previous = entry.step
+            rows.append(
+                ["", entry.name, *(str(sizes.get(axis, "")) for axis in COLUMNS), entry.remark]
+            )
+        # The names of the steps overhang, so the first column is narrow and the table stays
+        # readable.
+        widths = [2, *(max(len(row[i]) for row in rows) for i in range(1, len(rows[0])))]
+        lines = [self.layer]
+        for row in rows:
+            if row[0] and not row[1]:
+                lines.append(row[0])
+                continue
+            left = [row[0].ljust(widths[0]) if row[0] != "step" else "  ", row[1].ljust(widths[1])]
+            sizes_ = [
+                cell.rjust(width) for cell, width in zip(row[2:-1], widths[2:-1], strict=True)
+            ]
+            lines.append("  ".join([*left, *sizes_, row[-1]]).rstrip())
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def detached(steps: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Steps outside autograd, each its own tensor."""
+    with torch.no_grad():
+        return {name: tensor.detach() for name, tensor in steps.items()}
