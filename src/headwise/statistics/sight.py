@@ -134,10 +134,10 @@ class Sight:
             at = query_at.to(wide)[None, :]
             base = key_at[0].to(wide)
             if self.mask.intervals is None:
-                runs = torch.tensor([[[[0, self.keys]]]], device=query_at.device)
+                pairs = torch.tensor([[[[0, self.keys]]]], device=query_at.device)
             else:
-                runs = self._pick(self.mask.intervals)[None]
-            runs = runs[0].to(wide) + base  # (h, l, n, 2), now in positions
+                pairs = self._pick(self.mask.intervals)
+            runs = pairs.to(wide) + base  # (h, l, n, 2), now in positions
             total = torch.zeros_like(counts)
             for number in range(runs.shape[-2]):
                 start, end = runs[..., number, 0], runs[..., number, 1]

@@ -1,0 +1,443 @@
+"""The inner loop: every sum that the statistics need, from one batch element, tile by tile.
+
+`stream(job)` is the one function that a native pass can replace. It never holds more than a few
+tiles: its memory is linear in the number of queries plus the number of keys.
+
+How it is arranged, and why:
+
+- Half scores. Tiles hold s/2, so that one exponential gives u = e^{(s−m)/2} = √e, the Gram products
+  of u give Σ√(p p') and u² gives e. Halving is exact in binary floating point.
+- No tile is ever divided by its row sums. Row sums enter through small products instead: per-row
+  Gram matrices are weighted afterwards, column sums and pooled cells are (1/l)ᵀ·e.
+- Distances come from the sums along diagonals: a tile that is read with a row stride longer by one
+  has its diagonals as columns. The mean distance, its histogram, previous and own token follow.
+- A block of rows whose whole key range fits into the budget is one tile: one pass. Otherwise the
+  block is streamed twice: first the running maximum, row sum and entropy accumulator (METRICS,
+  "streaming entropy"), then, with these known, everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headwise.statistics.rows import RowState
+from headwise.statistics.sight import Sight
+from headwise.statistics.tokens import Matches
+
+# A stand-in for −inf in half scores: e^LOW is 0 and 0·LOW is 0, where 0·(−inf) would be NaN.
+LOW = -(2.0**100)
+# Elements of one tile over all heads: three such buffers stay near the last-level cache.
+TILE = 1 << 21
+# A block this small in rows may be this much larger before it is streamed in two passes.
+LARGE_TILE = 1 << 22
+SMALL_ROWS = 16
+# A known lse may replace the first pass only where its own rounding (half an ulp) is harmless.
+KNOWN_LSE_ERROR = 4e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One batch element's attention and what is wanted of it. Shapes without a batch axis.
+
+    query (H, L, D), key (Hkv, S, D): float32 or float64. bias: broadcastable to (H, L, S).
+    at: position of query 0 minus position of key 0, where positions are consecutive; otherwise
+    query_at (L,) and key_at (S,) give them (int64). used: bool (S,), keys that some counted row
+    sees. places (n,): the first positions, whose weight is wanted; place_of_key (S,): which of
+    them a key holds, or −1. declared: the mask that the call is believed to have. block: (queries, keys) per cell of the pooled map. tile: (rows, keys), None to choose.
+    """
+
+    query: Tensor
+    key: Tensor
+    scale: float
+    softcap: float | None
+    bias: Tensor | None
+    sinks: Tensor | None
+    sight: Sight
+    lse: Tensor | None
+    at: int | None
+    query_at: Tensor
+    key_at: Tensor
+    used: Tensor
+    places: Tensor
+    place_of_key: Tensor
+    matches: Matches | None
+    declared: Sight | None
+    block: tuple[int, int]
+    top: int
+    pairs: bool
+    tile: tuple[int, int] | None
+
+
+@dataclass(eq=False)
+class Sums:
+    """What `stream` returns. Rows that do not count are NaN in row tensors and absent from sums.
+
+    active: bool (H, L), the rows that count: asked for, and with a key to attend to.
+    Row tensors (H, L): lse (natural, sink logit included), mass Σ_j p_ij, entropy (nats), largest
+    weight, sink (the sink logit's weight), spread ‖s_i − mean s_i‖₂ over visible keys; top_keys
+    and top_weights (H, L, k), strongest first, −1 and 0 where a row has fewer keys.
+    distances (H, n): Σ_i p over pairs with i − j = distance_low + column.
+    received (H, S), cells (H, rows, columns), gram and overlap (H, H): Σ p p' and Σ √(p p') with
+    overlap None where pairs were not asked for (gram then has only its diagonal, (H,)).
+    sink_sums (H, n), duplicate (H,), induction (H,), hidden (H,): sums of p over rows.
+    """
+
+    active: Tensor
+    lse: Tensor
+    mass: Tensor
+    entropy: Tensor
+    largest: Tensor
+    sink: Tensor
+    spread: Tensor
+    top_keys: Tensor
+    top_weights: Tensor
+    distance_low: int
+    distances: Tensor
+    received: Tensor
+    cells: Tensor
+    gram: Tensor
+    overlap: Tensor | None
+    sink_sums: Tensor
+    duplicate: Tensor
+    induction: Tensor
+    hidden: Tensor
+
+
+def stream(job: Job) -> Sums:
+    """Every sum of `Sums`, exactly, in memory linear in L + S."""
+    return _Stream(job).run()
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of accumulators that hold one number a row or a key (MPS has no float64)."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+class _Tile:
+    """One tile of half scores and what became of it: e and u hold e^{s−m} and e^{(s−m)/2}."""
+
+    def __init__(self, rows: slice, keys: slice, columns: int) -> None:
+        self.rows, self.keys = rows, keys
+        self.height = rows.stop - rows.start
+        self.width = keys.stop - keys.start
+        # Zero columns after each row, so that a diagonal that leaves the tile reads zeros. The
+        # row's length is a multiple of `columns` so that its maxima can be taken in strides.
+        self.stride = -(-(self.width + self.height) // columns) * columns
+        self.columns = columns
+        self.hidden: list[tuple[slice, Tensor]] = []
+        self.half: Tensor  # (H, rows, stride)
+        self.root: Tensor
+        self.weight: Tensor
+        self.flat: Tensor  # the storage of `weight`, with `height` zeros before it
+
+
+class _Stream:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.heads, self.queries, self.dim = job.query.shape
+        self.kv_heads, self.keys = job.key.shape[:2]
+        self.groups = self.heads // max(1, self.kv_heads)
+        self.dtype, self.device = job.query.dtype, job.query.device
+        self.wide = wide_dtype(self.device)
+        self.top = min(job.top, self.keys)
+        self.query = (job.query * (job.scale / 2)).view(self.kv_heads, self.groups, -1, self.dim)
+        self.key = job.key.mT
+        largest = _longest(self.query) * _longest(job.key)
+        # Only then can a visible score be −inf; then a whole pass guards 0·(−inf).
+        self.guard = job.bias is not None or not math.isfinite(largest)
+        first = (job.place_of_key >= 0).nonzero().flatten()
+        self.first_keys = list(
+            zip(first.tolist(), job.place_of_key[first].tolist(), strict=True)
+        )
+        self._buffers: dict[str, Tensor] = {}
+        limit = torch.finfo(self.dtype).eps / 2
+        self.known = (
+            job.lse is not None
+            and bool(job.sight.active.any())
+            and float(torch.where(job.sight.active, job.lse.abs(), 0.0).max()) * limit
+            < (KNOWN_LSE_ERROR if self.dtype == torch.float32 else 1e-12)
+        )
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    def run(self) -> Sums:
+        self._allocate()
+        for rows, tiles in self._blocks():
+            self._block(rows, tiles)
+        return self.sums
+
+    def _allocate(self) -> None:
+        job, heads, wide = self.job, self.heads, self.wide
+
+        def rows(value: float = math.nan, *more: int, dtype: torch.dtype | None = None) -> Tensor:
+            shape = (heads, self.queries, *more)
+            return torch.full(shape, value, dtype=dtype or wide, device=self.device)
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=wide, device=self.device)
+
+        if job.at is not None:
+            low, high = job.at - (self.keys - 1), job.at + self.queries - 1
+        else:
+            low = int(job.query_at.min() - job.key_at.max()) if self.keys and self.queries else 0
+            high = int(job.query_at.max() - job.key_at.min()) if self.keys and self.queries else 0
+        gq, gk = job.block
+        self.sums = Sums(
+            active=rows(False, dtype=torch.bool),
+            lse=rows(), mass=rows(), entropy=rows(), largest=rows(), sink=rows(), spread=rows(),
+            top_keys=rows(-1, self.top, dtype=torch.int64),
+            top_weights=rows(0.0, self.top, dtype=self.dtype),
+            distance_low=low,
+            distances=zeros(heads, max(0, high - low + 1)),
+            received=zeros(heads, self.keys),
+            cells=zeros(heads, -(-self.queries // gq), -(-self.keys // gk)),
+            gram=zeros(heads, heads) if job.pairs else zeros(heads),
+            overlap=zeros(heads, heads) if job.pairs else None,
+            sink_sums=zeros(heads, job.places.shape[0]),
+            duplicate=zeros(heads), induction=zeros(heads), hidden=zeros(heads),
+        )  # fmt: skip
+
+    def _blocks(self) -> Iterator[tuple[slice, list[slice]]]:
+        """Row blocks that hold a counted row, each with the key ranges of its tiles."""
+        begin, sight = 0, self.job.sight
+        while begin < self.queries:
+            if self.job.tile is not None:
+                height, width = self.job.tile
+            else:
+                height, width = self._choose(begin)
+            rows = slice(begin, min(begin + height, self.queries))
+            span = sight.span(rows)
+            if span.high > span.low:
+                edges = range(span.low, span.high, width)
+                yield rows, [slice(low, min(low + width, span.high)) for low in edges]
+            begin = rows.stop
+
+    def _choose(self, begin: int) -> tuple[int, int]:
+        """Rows and keys of the next tile: the tallest block whose keys all fit, else a stream."""
+        height = 256
+        while True:
+            span = self.job.sight.span(slice(begin, min(begin + height, self.queries)))
+            size = self.heads * height * (span.high - span.low + height)
+            if size <= (TILE if height > SMALL_ROWS else LARGE_TILE):
+                return height, max(1, span.high - span.low)
+            if height == SMALL_ROWS:
+                return 64, max(256, TILE // (self.heads * 64))
+            height //= 2
+
+    def _block(self, rows: slice, tiles: list[slice]) -> None:
+        job = self.job
+        active = job.sight.active[:, rows].expand(self.heads, -1)
+        state = RowState(active, self.top, self.dtype, self.wide, low=LOW)
+        if job.sinks is not None:
+            state.start_with_sink(job.sinks.to(self.wide))
+        once = len(tiles) == 1
+        if self.known and not once:
+            assert job.lse is not None
+            state.fix(job.lse[:, rows].to(self.wide))
+            for keys in tiles:
+                tile = self._scores(rows, keys)
+                self._absorb(tile, state)
+                self._add(tile, active.to(self.wide))
+            state.finish()
+        else:
+            for keys in tiles:
+                tile = self._scores(rows, keys)
+                self._absorb(tile, state)
+            inverse = state.finish()
+            for keys in tiles:
+                if not once:
+                    tile = self._scores(rows, keys)
+                    self._exponentials(tile, state.shift)
+                self._add(tile, inverse)
+        state.write(self.sums, rows)
+
+    # --- one tile ---------------------------------------------------------------------------
+
+    def _buffer(self, name: str, size: int) -> Tensor:
+        held = self._buffers.get(name)
+        if held is None or held.numel() < size:
+            held = torch.zeros(size, dtype=self.dtype, device=self.device)
+            self._buffers[name] = held
+        return held
+
+    def _scores(self, rows: slice, keys: slice) -> _Tile:
+        """Half scores of a tile, LOW where hidden: scale → softcap → bias → mask."""
+        job = self.job
+        width = keys.stop - keys.start
+        columns = 1
+        if self.top and width > 16 * self.top:
+            columns = 1 << round(math.log2(math.sqrt(width / self.top)))
+        tile = _Tile(rows, keys, columns)
+        height, stride = tile.height, tile.stride
+        size = self.heads * height * stride
+        tile.half = self._buffer("half", size)[:size].view(self.heads, height, stride)
+        grouped = tile.half.view(self.kv_heads, self.groups * height, stride)
+        query = self.query[:, :, rows].reshape(self.kv_heads, -1, self.dim)
+        for head in range(self.kv_heads):
+            torch.mm(query[head], self.key[head, :, keys], out=grouped[head, :, :width])
+        half = tile.half[..., :width]
+        tile.half[..., width:] = LOW
+        if job.softcap is not None:
+            half.mul_(2 / job.softcap).tanh_().mul_(job.softcap / 2)
+        if job.bias is not None:
+            half.add_(_part(job.bias, rows, keys), alpha=0.5)
+        self._hide(tile)
+        if self.guard:
+            half.clamp_(min=LOW)
+        return tile
+
+    def _hide(self, tile: _Tile) -> None:
+        """Set hidden scores to LOW, and keep where they were: only edges have any."""
+        span = self.job.sight.span(tile.rows)
+        low, high = tile.keys.start, tile.keys.stop
+        first = min(max(span.solid_low, low), high)
+        last = max(min(span.solid_high, high), first)
+        for edge in (slice(low, first), slice(last, high)):
+            if edge.stop > edge.start:
+                hidden = ~self.job.sight.tile(tile.rows, edge)
+                columns = slice(edge.start - low, edge.stop - low)
+                tile.half[..., columns].masked_fill_(hidden, LOW)
+                tile.hidden.append((columns, hidden))
+
+    def _absorb(self, tile: _Tile, state: RowState) -> None:
+        """Row quantities of a tile: maximum, row sum, entropy, score spread, strongest keys."""
+        width, height, columns = tile.width, tile.height, tile.columns
+        strided = tile.half.view(self.heads, height, columns, -1)
+        peaks = strided.amax(-2) if columns > 1 else tile.half
+        state.raise_to(peaks.amax(-1))
+        self._exponentials(tile, state.shift)
+        half = tile.half[..., :width]
+        if self.top:
+            state.offer(*self._strongest(tile, peaks))
+        visible = torch.full((self.heads, height), width, dtype=self.wide, device=self.device)
+        for where, hidden in tile.hidden:
+            # Hidden scores leave the moments; in the entropy they meet a weight of 0 anyway.
+            tile.half[..., where].masked_fill_(hidden, 0.0)
+            visible = visible - hidden.sum(-1)
+        state.moments(visible, half.sum(-1), torch.linalg.vector_norm(half, dim=-1))
+        total = tile.weight[..., :width].sum(-1)
+        state.add(total, half.mul_(tile.weight[..., :width]).sum(-1))
+
+    def _exponentials(self, tile: _Tile, shift: Tensor) -> None:
+        """half ← half − shift; root = e^half; weight = root². Rows that do not count become 0."""
+        size, lead = tile.half.numel(), tile.height
+        tile.half.sub_(shift.to(self.dtype)[..., None])
+        tile.root = self._buffer("root", size)[:size].view(tile.half.shape)
+        torch.exp(tile.half, out=tile.root)
+        if not self.job.sight.all_active(tile.rows):
+            active = self.job.sight.active[:, tile.rows, None]
+            tile.root.masked_fill_(~active, 0.0)
+        flat = self._buffer("weight", size + lead)
+        flat[:lead] = 0
+        tile.flat = flat
+        tile.weight = flat[lead : lead + size].view(tile.half.shape)
+        torch.mul(tile.root, tile.root, out=tile.weight)
+
+    def _strongest(self, tile: _Tile, peaks: Tensor) -> tuple[Tensor, Tensor]:
+        """Half scores and keys of each row's strongest keys. The k largest of a row lie in the k
+        strided classes with the largest maxima, so the whole row need not be sorted."""
+        half, count = tile.half, min(self.top, tile.width)
+        if tile.columns == 1:
+            values, index = half[..., : tile.width].topk(count)
+        else:
+            classes = peaks.topk(count).indices
+            steps = torch.arange(tile.columns, device=self.device) * peaks.shape[-1]
+            among = (classes[..., None] + steps).flatten(-2)
+            values, chosen = half.gather(-1, among).topk(count)
+            index = among.gather(-1, chosen)
+        return values, index + tile.keys.start
+
+    # --- sums over rows -----------------------------------------------------------------------
+
+    def _add(self, tile: _Tile, inverse: Tensor) -> None:
+        """Add a tile's share of every sum over rows. inverse (H, rows): 1/l, 0 at idle rows."""
+        sums, scale = self.sums, inverse.to(self.dtype)
+        weight = tile.weight[..., : tile.width]
+        self._add_grams(tile, inverse)
+        self._add_columns(tile, scale)
+        self._add_distances(tile, scale)
+        self._add_sinks(tile, scale)
+        matches = self.job.matches
+        if matches is not None:
+            sums.duplicate += matches.mass(weight, scale, tile.rows, tile.keys, 0)
+            sums.induction += matches.mass(weight, scale, tile.rows, tile.keys, 1)
+        declared = self.job.declared
+        if declared is not None:
+            outside = ~declared.tile(tile.rows, tile.keys)
+            if bool(outside.any()):
+                stray = torch.where(outside, weight, 0.0).sum(-1)
+                sums.hidden += (stray * scale).sum(-1, dtype=self.wide)
+
+    def _add_grams(self, tile: _Tile, inverse: Tensor) -> None:
+        sums, width = self.sums, tile.width
+        weight = tile.weight[..., :width]
+        if sums.overlap is None:
+            norm = torch.linalg.vector_norm(weight, dim=-1).to(self.wide) * inverse
+            sums.gram += norm.square().sum(-1)
+            return
+        for matrix, factor, total in (
+            (weight, inverse, sums.gram),
+            (tile.root[..., :width], inverse.sqrt(), sums.overlap),
+        ):
+            by_row = matrix.transpose(0, 1)  # (rows, H, keys): one small Gram matrix a row
+            grams = torch.bmm(by_row, by_row.mT).to(self.wide)
+            total += torch.einsum("rhg,hr,gr->hg", grams, factor, factor)
+
+    def _add_columns(self, tile: _Tile, scale: Tensor) -> None:
+        """Column sums and pooled cells: rows are summed first, in a product with 1/l."""
+        gq, gk = self.job.block
+        first = tile.rows.start // gq
+        last = (tile.rows.stop - 1) // gq
+        row_cell = torch.arange(tile.rows.start, tile.rows.stop, device=self.device) // gq - first
+        pool = torch.zeros(last - first + 1, tile.height, dtype=self.dtype, device=self.device)
+        pool[row_cell, torch.arange(tile.height, device=self.device)] = 1
+        pooled = torch.bmm(pool * scale[:, None], tile.weight[..., : tile.width]).to(self.wide)
+        self.sums.received[:, tile.keys] += pooled.sum(1)
+        low, high = tile.keys.start // gk, (tile.keys.stop - 1) // gk + 1
+        margins = (tile.keys.start - low * gk, high * gk - tile.keys.stop)
+        pooled = torch.nn.functional.pad(pooled, margins).unflatten(-1, (high - low, gk))
+        self.sums.cells[:, first : last + 1, low:high] += pooled.sum(-1)
+
+    def _add_distances(self, tile: _Tile, scale: Tensor) -> None:
+        job, sums = self.job, self.sums
+        if job.at is None:
+            apart = job.query_at[tile.rows, None] - job.key_at[None, tile.keys] - sums.distance_low
+            weight = (tile.weight[..., : tile.width] * scale[..., None]).to(self.wide)
+            sums.distances.index_add_(1, apart.flatten(), weight.flatten(1))
+            return
+        # Element (r, c + r) of a row-major tile lies at r·(stride + 1) + c: a view with one more
+        # element per row has diagonals as columns, from c = −(height − 1) on.
+        height, width, stride = tile.height, tile.width, tile.stride
+        reach = height - 1 + width
+        view = tile.flat.as_strided(
+            (self.heads, height, reach), (height * stride, stride + 1, 1), 1
+        )
+        along = torch.bmm(scale[:, None], view)[:, 0].to(self.wide).flip(-1)
+        # The last column, c = width − 1, holds the smallest distance.
+        smallest = tile.rows.start + job.at - (tile.keys.stop - 1)
+        begin = smallest - sums.distance_low
+        sums.distances[:, begin : begin + reach] += along
+
+    def _add_sinks(self, tile: _Tile, scale: Tensor) -> None:
+        for key, place in self.first_keys:
+            if tile.keys.start <= key < tile.keys.stop:
+                later = self.job.query_at[tile.rows] >= self.job.places[place]
+                share = tile.weight[..., key - tile.keys.start] * scale
+                self.sums.sink_sums[:, place] += torch.where(later, share, 0.0).sum(
+                    -1, dtype=self.wide
+                )
+
+
+def _longest(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dim=-1).max()) if x.numel() else 0.0
+
+
+def _part(x: Tensor, rows: slice, keys: slice) -> Tensor:
+    """A tile of a tensor whose last two axes are full or 1."""
+    rows = rows if x.shape[-2] > 1 else slice(None)
+    return x[..., rows, keys if x.shape[-1] > 1 else slice(None)]
