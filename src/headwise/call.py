@@ -110,20 +110,20 @@ class AttentionCall:
         """The same call outside autograd."""
         return self._map(torch.Tensor.detach)
 
-    def rows(self, rows: slice) -> AttentionCall:
-        """The same call for a slice of the queries; the mask's rows go with them."""
-        visible = self.visible
-        start, stop, _ = rows.indices(self.query_length)
-        part = CompiledMask(
-            visible.sizes._replace(queries=stop - start),
-            _rows(visible.intervals, rows),
-            _rows(visible.bits, rows),
-            visible.is_full,
-        )
+    def part(self, rows: slice = slice(None), keys: slice = slice(None)) -> AttentionCall:
+        """The call of some queries upon some keys; mask and bias are cut with them."""
         bias = self.bias
-        if bias is not None and bias.shape[-2] != 1:
-            bias = bias[..., rows, :]
-        return replace(self, query=self.query[:, :, rows], mask=part, bias=bias)
+        if bias is not None:
+            bias = bias[..., rows if bias.shape[-2] > 1 else slice(None), :]
+            bias = bias[..., keys if bias.shape[-1] > 1 else slice(None)]
+        return replace(
+            self,
+            query=self.query[:, :, rows],
+            key=self.key[:, :, keys],
+            value=self.value[:, :, keys],
+            mask=self.visible.part(rows, keys),
+            bias=bias,
+        )
 
     def _map(self, change: object) -> AttentionCall:
         assert callable(change)
@@ -223,10 +223,6 @@ class AttentionCall:
                 "select keys use mask=keep(bias > 0) or mask=hide(bias > 0)",
                 stacklevel=5,
             )
-
-
-def _rows(tensor: Tensor | None, rows: slice) -> Tensor | None:
-    return tensor if tensor is None or tensor.shape[2] == 1 else tensor[:, :, rows]
 
 
 def _looks_like_selection(bias: Tensor) -> bool:

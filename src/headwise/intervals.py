@@ -147,11 +147,24 @@ class CompiledMask(Mask):
             inside = (index >= runs[..., 0:1]) & (index < runs[..., 1:2])
             seen = inside.any(dim=-2)
         if self.bits is not None:
-            packed = _rows_of(self.bits, rows)[..., start // 8 : (stop + 7) // 8]
-            shift = torch.arange(8, device=packed.device, dtype=torch.uint8)
-            spread = ((packed.unsqueeze(-1) >> shift) & 1).flatten(-2).bool()
-            seen = seen & spread[..., start % 8 : start % 8 + stop - start]
+            seen = seen & _unpack(_rows_of(self.bits, rows), start, stop)
         return seen
+
+    def part(self, rows: slice = slice(None), keys: slice = slice(None)) -> CompiledMask:
+        """The mask of some rows and some keys, as a mask of its own."""
+        first, last, _ = rows.indices(self.sizes.queries)
+        start, stop, _ = keys.indices(self.sizes.keys)
+        sizes = self.sizes._replace(queries=last - first, keys=stop - start)
+        runs, bits = self.intervals, self.bits
+        if runs is not None:
+            runs = (_rows_of(runs, rows) - start).clamp(0, stop - start)
+        if bits is not None:
+            bits = _rows_of(bits, rows)
+            if start % 8 == 0:
+                bits = bits[..., start // 8 : (stop + 7) // 8]
+            else:
+                bits = _pack(_unpack(bits, start, stop))
+        return CompiledMask(sizes, runs, bits, self.is_full)
 
     def counts(self) -> Tensor:
         """The number of keys that each row sees: int64, broadcastable to (B, H, L)."""
@@ -318,6 +331,14 @@ def _pack(grid: Tensor) -> Tensor:
     octets = torch.nn.functional.pad(grid.to(torch.uint8), (0, spare)).unflatten(-1, (-1, 8))
     weight = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=grid.device)
     return (octets * weight).sum(-1, dtype=torch.uint8)
+
+
+def _unpack(bits: Tensor, start: int, stop: int) -> Tensor:
+    """Keys start … stop − 1 of packed bits, as bool."""
+    octets = bits[..., start // 8 : (stop + 7) // 8].unsqueeze(-1)
+    shift = torch.arange(8, device=bits.device, dtype=torch.uint8)
+    spread = ((octets >> shift) & 1).flatten(-2).bool()
+    return spread[..., start % 8 : start % 8 + stop - start]
 
 
 def unexpand(tensor: Tensor) -> Tensor:

@@ -27,14 +27,14 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(-2)
 
 
-def attention_steps(call: AttentionCall, rows: slice = ALL, keys: slice = ALL) -> dict[str, Tensor]:
+def attention_steps(call: AttentionCall) -> dict[str, Tensor]:
     """Steps 3 to 7 without dropout: name → tensor, scores and weights (B, Hq, L, S).
 
     Arithmetic is float64 for float64 calls, float32 for all others: `call.to(torch.float64)` gives
     the definition. `lse` (B, Hq, L) is natural and counts the sink logit; a row with no key has
     lse −inf, weights 0 and output 0.
     """
-    steps = _score_steps(call, rows, keys)
+    steps = _score_steps(call)
     final = steps["masked"]
     top = (
         final.amax(-1, keepdim=True)
@@ -50,23 +50,23 @@ def attention_steps(call: AttentionCall, rows: slice = ALL, keys: slice = ALL) -
     total = exponents.sum(-1, keepdim=True)
     if call.sinks is not None:
         total = total + torch.exp(sink - shift)
-    weights = torch.where(empty, 0.0, exponents / total)
+    seen = final != -torch.inf
+    weights = torch.where(seen, exponents / total, 0.0)
     steps["weights"] = weights
     steps["lse"] = torch.where(empty, -torch.inf, shift + torch.log(total)).squeeze(-1)
-    value = expand_heads(call.value[:, :, keys].to(final.dtype), call.groups)
-    steps["output"] = seen_product(weights, value, final != -torch.inf)  # 7: weigh the values
+    value = expand_heads(call.value.to(final.dtype), call.groups)
+    steps["output"] = seen_product(weights, value, seen)  # 7: weigh the values
     return steps
 
 
 def scores(call: AttentionCall, rows: slice = ALL, keys: slice = ALL) -> Tensor:
     """A tile's final scores (B, Hq, rows, keys), −inf at hidden keys. Sinks are not in them."""
-    return _score_steps(call, rows, keys)["masked"]
+    return _score_steps(call.part(rows, keys))["masked"]
 
 
-def _score_steps(call: AttentionCall, rows: slice, keys: slice) -> dict[str, Tensor]:
+def _score_steps(call: AttentionCall) -> dict[str, Tensor]:
     dtype = call.accumulate_dtype
-    query = call.query[:, :, rows].to(dtype)
-    key = expand_heads(call.key[:, :, keys].to(dtype), call.groups)
+    query, key = call.query.to(dtype), expand_heads(call.key.to(dtype), call.groups)
     steps = {"scores": query @ key.mT}  # 3: dot products
     # 4: scale. A scale below 1 goes onto the query first, so that a large product cannot overflow.
     scale = call.scale_value
@@ -76,13 +76,12 @@ def _score_steps(call: AttentionCall, rows: slice, keys: slice) -> dict[str, Ten
         s = call.softcap * torch.tanh(s / call.softcap)
     steps["capped"] = s
     if call.bias is not None:
-        bias = call.bias if call.bias.dim() == 4 else call.bias[None, None]
-        bias = bias[:, :, rows if bias.shape[2] > 1 else ALL, keys if bias.shape[3] > 1 else ALL]
+        bias = call.bias
         # A bias of −inf hides, whatever stands at the hidden key.
         s = torch.where(bias == -torch.inf, -torch.inf, s + bias.to(dtype))
     steps["biased"] = s
     if not call.visible.is_full:
-        s = torch.where(call.visible.tile(rows, keys), s, -torch.inf)  # 5: mask
+        s = torch.where(call.visible.tile(), s, -torch.inf)  # 5: mask
     steps["masked"] = s
     return steps
 
@@ -97,16 +96,22 @@ def backward(
     `drop`: what dropout multiplies the weights by, 0 or 1/(1 − p).
     """
     steps = attention_steps(call)
-    p, seen, dtype = steps["weights"], steps["masked"] != -torch.inf, call.accumulate_dtype
+    p, dtype = steps["weights"], call.accumulate_dtype
     value = expand_heads(call.value.to(dtype), call.groups)
     key = expand_heads(call.key.to(dtype), call.groups)
     query, d_out = call.query.to(dtype), grad_output.to(dtype)
+    # A row outside the loss adds nothing, not even the NaN that it may hold.
+    pulled = (d_out != 0).any(-1, keepdim=True)
+    if grad_lse is not None:
+        pulled = pulled | (grad_lse != 0).unsqueeze(-1)
+    seen = pulled & (steps["masked"] != -torch.inf)
+    p = torch.where(pulled, p, 0.0)
     dropped = p if drop is None else p * drop
     d_value = seen_product(dropped.mT, d_out, seen.mT)
     d_weights = torch.where(seen, d_out @ value.mT, 0.0)
     if drop is not None:
         d_weights = d_weights * drop
-    delta = (p * d_weights).sum(-1, keepdim=True)
+    delta = torch.where(pulled, (p * d_weights).sum(-1, keepdim=True), 0.0)
     pull = -delta if grad_lse is None else grad_lse.to(dtype).unsqueeze(-1) - delta
     d_scores = torch.where(seen, p * (d_weights + pull), 0.0)
     grads = {"value": d_value}
@@ -115,7 +120,7 @@ def backward(
     if call.sinks is not None:
         lse = steps["lse"].unsqueeze(-1)
         share = torch.exp(call.sinks.to(dtype)[:, None, None] - lse)
-        grads["sinks"] = torch.where(lse == -torch.inf, 0.0, share * pull).sum((0, 2, 3))
+        grads["sinks"] = torch.where(pulled & (lse != -torch.inf), share * pull, 0.0).sum((0, 2, 3))
     if call.softcap is not None:
         d_scores = torch.where(seen, d_scores * (1 - (steps["capped"] / call.softcap) ** 2), 0.0)
     grads["query"] = call.scale_value * seen_product(d_scores, key, seen)

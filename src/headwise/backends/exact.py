@@ -14,12 +14,19 @@ from headwise.call import AttentionCall
 BLOCK_SCORES = 1 << 24
 
 
-def row_blocks(call: AttentionCall) -> Iterator[slice]:
-    """Slices of the queries such that one block's scores stay below `BLOCK_SCORES`."""
+def blocks(call: AttentionCall) -> Iterator[tuple[slice, slice]]:
+    """Rows and the keys they may see, such that one block's scores stay below `BLOCK_SCORES`."""
     per_row = max(1, call.batch * call.num_heads * call.key_length)
-    rows = max(1, BLOCK_SCORES // per_row)
-    for start in range(0, call.query_length, rows):
-        yield slice(start, min(start + rows, call.query_length))
+    size = max(1, BLOCK_SCORES // per_row)
+    if not call.visible.is_full:
+        # Short blocks of a window see few keys; 512 rows keep the matrix product efficient.
+        size = min(size, 512)
+    for start in range(0, call.query_length, size):
+        rows = slice(start, min(start + size, call.query_length))
+        keys = slice(0, call.key_length)
+        if call.query.device.type == "cpu":  # elsewhere, looking at the mask would wait for it
+            keys = slice(*call.visible.hull(rows))
+        yield rows, keys
 
 
 def forward(call: AttentionCall, seed: int | None) -> tuple[Tensor, Tensor]:
@@ -28,18 +35,15 @@ def forward(call: AttentionCall, seed: int | None) -> tuple[Tensor, Tensor]:
     output = call.query.new_empty((*shape, call.value_dim), dtype=call.accumulate_dtype)
     lse = call.query.new_empty(shape, dtype=call.accumulate_dtype)
     draw = _Dropout(call, seed)
-    for rows in row_blocks(call):
-        part = call.rows(rows)
+    for rows, keys in blocks(call):
+        part = call.part(rows, keys)
         steps = reference.attention_steps(part)
         lse[:, :, rows] = steps["lse"]
-        if seed is None:
-            output[:, :, rows] = steps["output"]
-        else:
-            value = reference.expand_heads(call.value.to(output.dtype), call.groups)
-            dropped = steps["weights"] * draw(part)
-            output[:, :, rows] = reference.seen_product(
-                dropped, value, steps["masked"] != -torch.inf
-            )
+        if seed is not None:
+            value = reference.expand_heads(part.value.to(output.dtype), call.groups)
+            dropped, seen = steps["weights"] * draw(part), steps["masked"] != -torch.inf
+            steps["output"] = reference.seen_product(dropped, value, seen)
+        output[:, :, rows] = steps["output"]
     return output, lse
 
 
@@ -48,23 +52,26 @@ def backward(
 ) -> dict[str, Tensor]:
     """The gradients of `reference.backward`, in the accumulation dtype; dropout is drawn again."""
     draw = _Dropout(call, seed)
+    tensors = {name: getattr(call, name) for name in ("query", "key", "value", "bias", "sinks")}
     grads: dict[str, Tensor] = {
         name: torch.zeros_like(tensor, dtype=call.accumulate_dtype)
-        for name in ("query", "key", "value", "bias", "sinks")
-        if (tensor := getattr(call, name)) is not None
+        for name, tensor in tensors.items()
+        if tensor is not None
     }
-    for rows in row_blocks(call):
-        part = call.rows(rows)
+    for rows, keys in blocks(call):
+        part = call.part(rows, keys)
         drop = None if seed is None else draw(part)
         d_lse = None if grad_lse is None else grad_lse[:, :, rows]
-        found = reference.backward(part, grad_output[:, :, rows], d_lse, drop)
-        for name, grad in found.items():
+        for name, grad in reference.backward(part, grad_output[:, :, rows], d_lse, drop).items():
+            whole = grads[name]
             if name == "query":
-                grads[name][:, :, rows] = grad
-            elif name == "bias" and grads[name].shape[-2] != 1:
-                grads[name][..., rows, :] = grad
-            else:
-                grads[name] += grad
+                whole = whole[:, :, rows]
+            elif name in ("key", "value"):
+                whole = whole[:, :, keys]
+            elif name == "bias":
+                whole = whole[..., rows if whole.shape[-2] > 1 else slice(None), :]
+                whole = whole[..., keys if whole.shape[-1] > 1 else slice(None)]
+            whole += grad
     return grads
 
 

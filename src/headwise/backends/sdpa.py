@@ -137,7 +137,7 @@ def _blocks(call: AttentionCall) -> Iterator[Block]:
     planes = max((shape[0] for shape in runs_shape), default=1)
     planes *= max((shape[1] for shape in runs_shape), default=1)
     same_for_rows = all(shape[2] == 1 for shape in runs_shape)
-    size = length if same_for_rows else max(1, BLOCK_MASK // max(1, planes * keys))
+    size = length if same_for_rows else max(1, min(1024, BLOCK_MASK // max(1, planes * keys)))
     for start in range(0, length, size):
         rows = slice(start, min(start + size, length))
         low, high = visible.hull(rows) if _is_cpu(call) else (0, keys)
