@@ -190,7 +190,7 @@ def _axis(record: Record) -> Axis:
         rows, cols = (int(n) for n in _list(values, "grid"))
         patches = count - sum(axis.special)
         if rows < 1 or cols < 1 or rows * cols != patches:
-            raise ValueError(f"a grid of {rows} × {cols} for {patches} patches that are not special")
+            raise ValueError(f"a grid of {rows} × {cols} for {patches} plain patches")
         axis.grid = (rows, cols)
         if values.get("size") is not None:
             width, height = (int(n) for n in _list(values, "size"))

@@ -1,8 +1,9 @@
-"""What the page carries: every array deflated, at the finest resolution that the byte budget allows.
+"""What the page carries: arrays deflated, at the finest resolution that the byte budget allows.
 
 Three forms of a weight, each stated on the page:
 - `f32`: as recorded.
-- `u16`: 60 steps to a thousandth, with edges where a third decimal rounds up, so that three decimals
+- `u16`: 60 steps to a thousandth, with edges where a third decimal rounds up, so that three
+  decimals
   read from the page are three decimals of the weight. Code 0 is an exact zero.
 - `u8`: 254 steps of the square root. For colour, not for reading: the error at weight p is about
   √p / 254.
@@ -75,19 +76,24 @@ def payload(run: Run) -> dict[str, Any]:
             f"report: texts and statistics need {(BUDGET - left) / 1e6:.1f} MB of the page's "
             f"{BUDGET / 1e6:.1f} MB, which leaves no room for maps; draw fewer modules or tokens"
         )
-    # Where every single weight is there to 3 decimals, top keys and sums can be read from it.
-    form, blobs, used = _maps(run.modules, left)
-    if form["bits"] == "u8":
-        received, used_received = _received(run.modules, int(left * RECEIVED_SHARE))
-        top, kept, used_top = _tops(run.modules, int(left * TOP_SHARE))
-        form, blobs, used = _maps(run.modules, left - used_top - used_received)
-        form["top"] = kept
-        for entry, module_top, module_received in zip(data["modules"], top, received, strict=True):
-            entry["top"], entry["received"] = module_top, module_received
+    received, used_received = _received(run.modules, int(left * RECEIVED_SHARE))
+    _, _, used_top = _tops(run.modules, int(left * TOP_SHARE))
+    blobs, used_maps = _maps(run.modules, left - used_top - used_received)
+    # Where every single weight is there to 3 decimals, top keys and sums are read from the map.
+    pooled = [m for m, blob in zip(run.modules, blobs, strict=True) if _coarse(blob)]
+    top, kept, _ = _tops(pooled, left - used_received - used_maps)
+    data["top"] = kept
+    tops = dict(zip([m.id for m in pooled], top, strict=True))
+    for entry, sums in zip(data["modules"], received, strict=True):
+        entry["top"] = tops.get(entry["id"])
+        entry["received"] = sums if entry["id"] in tops else None
     for entry, blob in zip(data["modules"], blobs, strict=True):
         entry["map"] = blob
-    data["form"] = form
     return data
+
+
+def _coarse(blob: Any) -> bool:
+    return blob is None or blob["bits"] == "u8"
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
@@ -137,44 +143,62 @@ def _module(module: Module) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _maps(modules: list[Module], budget: int) -> tuple[dict[str, Any], list[Any], int]:
-    """The finest form of all maps that fits: (the form, one blob a module, bytes)."""
-    single = all(m.block == (1, 1) for m in modules if m.maps)
-    forms = [("f32", 1), ("u16", 1)] if single else []
-    forms += [("u8", pool) for pool in POOLS]
+def _maps(modules: list[Module], budget: int) -> tuple[list[Any], int]:
+    """The finest form of each size of map that fits: (one blob a module, bytes).
+
+    The smallest maps choose first, from an equal share each; what they leave goes to the larger.
+    """
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for at, module in enumerate(modules):
+        if module.maps:
+            shape = next(iter(module.maps.values())).shape
+            groups.setdefault((module.section, shape, module.block), []).append(at)
+
+    def cells(key: tuple[Any, ...]) -> int:
+        return key[1][0] * key[1][1] * sum(modules[at].heads for at in groups[key])
+
+    blobs: list[Any] = [None] * len(modules)
+    left = budget
+    ordered = sorted(groups, key=cells)
+    for place, key in enumerate(ordered):
+        found, used = _group([modules[at] for at in groups[key]], left // (len(ordered) - place))
+        left -= used
+        for at, blob in zip(groups[key], found, strict=True):
+            blobs[at] = blob
+    return blobs, budget - left
+
+
+def _group(modules: list[Module], room: int) -> tuple[list[dict[str, Any]], int]:
     shares = [_shares(module) for module in modules]
-    for bits, pool in forms:
-        room = min(budget, FLOAT_BUDGET) if bits == "f32" else budget
-        # Every eighth head tells the size well enough to skip a hopeless form early.
-        if _hopeless(shares, bits, pool, room):
+    forms = [("f32", 1), ("u16", 1)] if modules[0].block == (1, 1) else []
+    for bits, pool in forms + [("u8", pool) for pool in POOLS]:
+        limit = min(room, FLOAT_BUDGET) if bits == "f32" else room
+        if _hopeless(shares, bits, pool, limit):
             continue
-        blobs, used = [], 0
-        for module, share in zip(modules, shares, strict=True):
-            blob = _blob(module, share, bits, pool) if share is not None else None
-            used += len(blob["data"]) + 200 if blob else 0
-            blobs.append(blob)
-        if used <= room:
-            return {"bits": bits, "pool": pool}, blobs, used
-    raise BadFile(f"report: the maps of {len(modules)} modules do not fit into {budget / 1e6:.1f} MB")
+        blobs = [_blob(m, s, bits, pool) for m, s in zip(modules, shares, strict=True)]
+        used = sum(len(blob["data"]) + 200 for blob in blobs)
+        if used <= limit:
+            return blobs, used
+    raise BadFile(
+        f"report: the maps of {sum(m.heads for m in modules)} heads do not fit into "
+        f"{room / 1e6:.2f} MB of the page; draw fewer modules"
+    )
 
 
-def _hopeless(shares: list[Any], bits: str, pool: int, room: int) -> bool:
-    sample = total = 0
+def _hopeless(shares: list[np.ndarray], bits: str, pool: int, room: int) -> bool:
+    """Every eighth head tells the size well enough to skip a form that is far too large."""
+    used = 0.0
     for share in shares:
-        if share is not None:
-            total += len(share)
-            part = share[::8]
-            sample += len(part)
-            room -= len(deflate(_encode(_pool(part, pool), bits))) * len(share) // len(part)
-            if room * sample < -0.02 * total:  # already over, with the modules still to come
-                return True
+        part = share[::8]
+        used += len(deflate(_encode(_pool(part, pool), bits))) * len(share) / len(part)
+        if used > 1.1 * room:
+            return True
     return False
 
 
-def _shares(module: Module) -> np.ndarray | None:
+def _shares(module: Module) -> np.ndarray:
     """(heads, rows, cols): the weight that a block's keys get from a query of the block's rows."""
-    if not module.maps or module.block is None:
-        return None
+    assert module.block is not None
     wanted = next(iter(module.maps.values())).shape
     full = np.full((module.heads, *wanted), np.nan, dtype=np.float32)
     for head, cells in module.maps.items():
@@ -188,7 +212,7 @@ def _pool(share: np.ndarray, pool: int) -> np.ndarray:
     """Blocks of `pool` × `pool` cells: sums over keys, means over queries."""
     if pool == 1:
         return share
-    heads, rows, cols = share.shape
+    _, rows, cols = share.shape
     edges_rows, edges_cols = np.arange(0, rows, pool), np.arange(0, cols, pool)
     summed = np.add.reduceat(np.add.reduceat(share, edges_rows, axis=1), edges_cols, axis=2)
     sizes = np.diff(np.append(edges_rows, rows))
@@ -204,9 +228,8 @@ def _encode(share: np.ndarray, bits: str) -> np.ndarray:
 def _blob(module: Module, share: np.ndarray, bits: str, pool: int) -> dict[str, Any]:
     cells = _encode(_pool(share, pool), bits)
     block = module.block or (1, 1)
-    # A side with a single cell cannot be pooled further, but a block never exceeds its axis.
     return {
-        "rows": cells.shape[1], "cols": cells.shape[2],
+        "bits": bits, "rows": cells.shape[1], "cols": cells.shape[2],
         "block": [min(block[0] * pool, module.queries), min(block[1] * pool, module.keys)],
         "missing": [h for h in range(module.heads) if h not in module.maps],
         "data": deflate(cells),

@@ -48,7 +48,7 @@ def fragment(run: Run) -> str:
 
 
 def _row(module: Module) -> str:
-    share = _shares(module)
+    share = _shares(module) if module.maps else None
     cells = [
         '<td style="padding:0 6px 0 0;text-align:right;border:0;background:none">'
         f"{module.layer}</td>"
