@@ -1,4 +1,4 @@
-"""Numbers beside the weights: the entropy that score norms allow, low rank, and what a call costs."""
+"""Numbers beside the weights: the entropy that score norms allow, low rank, what a call costs."""
 
 from __future__ import annotations
 

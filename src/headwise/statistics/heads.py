@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.call import AttentionCall
-from headwise.masks import CompiledMask, Mask
+from headwise.masks import Mask
 from headwise.statistics.bounds import Cost, entropy_lower_bound, low_rank_note, measure_cost
-from headwise.statistics.sight import Sight, visible_pairs
-from headwise.statistics.stream import Job, Sums, stream, wide_dtype
-from headwise.statistics.tokens import Matches
-
-# Positions further apart than this are not positions of tokens: distances are counted one by one.
-LARGEST_SPREAD = 1 << 24
+from headwise.statistics.interface import Job, Sums, wide_dtype
+from headwise.statistics.jobs import prepare
+from headwise.statistics.sight import visible_pairs
+from headwise.statistics.stream import stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,164 +124,27 @@ def head_statistics(
     Raises:
         ValueError: a shape or a number that does not fit the call.
     """
-    call = call.detach()
-    given = _check(call, lse, token_ids, query_rows, query_positions, key_positions)
     if map_cells < 1 or top < 0 or (tile is not None and min(tile) < 1):
         raise ValueError(
             f"head_statistics: wanted map_cells ≥ 1, top ≥ 0 and tile sides ≥ 1, "
             f"got map_cells={map_cells}, top={top}, tile={tile}"
         )
-    if call.batch == 0:
-        raise ValueError("head_statistics: the call holds no batch element, so nothing to measure")
-    length, keys = call.query_length, call.key_length
-    block = (max(1, -(-length // map_cells)), max(1, -(-keys // map_cells)))
-    mask = visible_pairs(call)
-    stated = None
-    if declared is not None:
-        stated = declared.compile(
-            batch=call.batch, heads=call.num_heads, queries=length, keys=keys,
-            device=call.query.device,
-        )  # fmt: skip
-    items = []
-    for item in range(call.batch):
-        part = {name: None if x is None else x[item] for name, x in given.items()}
-        sight = Sight(mask, item, part["query_rows"])
-        declared_sight = None if stated is None else Sight(stated, item, None)
-        job = _job(call, item, sight, declared_sight, part, block, top, pairs, tile)
-        items.append(_finish(job, stream(job), stated is not None))
-    return _join(call, items, block, mask)
-
-
-def _check(
-    call: AttentionCall,
-    lse: Tensor | None,
-    token_ids: Tensor | None,
-    query_rows: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-) -> dict[str, Tensor | None]:
-    """The optional tensors with a batch axis, on the call's device; errors name both shapes."""
-    batch, length, keys = call.batch, call.query_length, call.key_length
-    if (query_positions is None) != (key_positions is None):
-        raise ValueError(
-            "head_statistics: give query_positions and key_positions together; a distance needs both"
-        )
-    if token_ids is not None and length > keys:
-        raise ValueError(
-            f"head_statistics: token_ids name the keys, and {length} queries cannot be the last of "
-            f"{keys} keys; leave token_ids out for cross-attention"
-        )
-    wanted = {
-        "lse": (lse, (batch, call.num_heads, length)),
-        "token_ids": (token_ids, (batch, keys)),
-        "query_rows": (query_rows, (batch, length)),
-        "query_positions": (query_positions, (batch, length)),
-        "key_positions": (key_positions, (batch, keys)),
-    }
-    out: dict[str, Tensor | None] = {}
-    for name, (tensor, shape) in wanted.items():
-        if tensor is None:
-            out[name] = None
-            continue
-        if tensor.dim() == 1 and len(shape) == 2:
-            tensor = tensor[None].expand(batch, -1)
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"head_statistics: {name} must have shape {shape}, got {tuple(tensor.shape)}"
-            )
-        if name == "query_rows" and tensor.dtype != torch.bool:
-            raise ValueError(
-                f"head_statistics: query_rows is bool, True for rows that count; got {tensor.dtype}"
-            )
-        if name.endswith("positions") or name == "token_ids":
-            if tensor.is_floating_point() or tensor.dtype == torch.bool:
-                raise ValueError(f"head_statistics: {name} are whole numbers, got {tensor.dtype}")
-            tensor = tensor.long()
-        out[name] = tensor.detach().to(call.query.device)
-    return out
-
-
-def _job(
-    call: AttentionCall,
-    item: int,
-    sight: Sight,
-    declared: Sight | None,
-    part: dict[str, Tensor | None],
-    block: tuple[int, int],
-    top: int,
-    pairs: bool,
-    tile: tuple[int, int] | None,
-) -> Job:
-    length, keys, device = call.query_length, call.key_length, call.query.device
-    used = sight.used_keys()
-    query_at, key_at = part["query_positions"], part["key_positions"]
-    at: int | None = keys - length
-    if query_at is None or key_at is None:
-        query_at = torch.arange(length, device=device) + (keys - length)
-        key_at = torch.arange(keys, device=device)
-        first = int(used.long().argmax()) if keys else 0
-    else:
-        at = _constant_gap(query_at, key_at, sight.active.any(0), used)
-        first = 0
-        if at is None:
-            # Positions of idle rows and keys are free; pin them, so that they span no range.
-            query_at = _pinned(query_at, sight.active.any(0))
-            key_at = _pinned(key_at, used)
-            spread = int(query_at.max() - query_at.min() + key_at.max() - key_at.min())
-            if spread > LARGEST_SPREAD:
-                raise ValueError(
-                    f"head_statistics: positions span {spread}, more than {LARGEST_SPREAD}; "
-                    "count them in tokens"
-                )
-    places = torch.arange(4, device=device) + first
-    is_place = (key_at[:, None] == places) & used[:, None]  # (S, 4)
-    bias = call.bias
-    if bias is not None:
-        bias = bias if bias.dim() == 4 else bias[None, None]
-        bias = bias[item if bias.shape[0] > 1 else 0].to(call.accumulate_dtype)
-    ids = part["token_ids"]
-    return Job(
-        query=call.query[item].to(call.accumulate_dtype),
-        key=call.key[item].to(call.accumulate_dtype),
-        scale=call.scale_value,
-        softcap=call.softcap,
-        bias=bias,
-        sinks=call.sinks,
-        sight=sight,
-        lse=part["lse"],
-        at=at,
-        query_at=query_at,
-        key_at=key_at,
-        used=used,
-        places=places,
-        place_of_key=torch.where(is_place.any(-1), is_place.long().argmax(-1), -1),
-        matches=None if ids is None else Matches(ids, used, length),
-        declared=declared,
-        block=block,
-        top=top,
-        pairs=pairs,
-        tile=tile,
+    block = (
+        max(1, -(-call.query_length // map_cells)),
+        max(1, -(-call.key_length // map_cells)),
     )
+    options = {
+        "lse": lse,
+        "token_ids": token_ids,
+        "query_rows": query_rows,
+        "query_positions": query_positions,
+        "key_positions": key_positions,
+    }
+    jobs = prepare(call, options, declared=declared, block=block, top=top, pairs=pairs, tile=tile)
+    return _join(call, [_finish(job, stream(job)) for job in jobs], block)
 
 
-def _constant_gap(query_at: Tensor, key_at: Tensor, rows: Tensor, keys: Tensor) -> int | None:
-    """position(query i) − position(key j) − (i − j), where it is one number for all that count."""
-    starts = []
-    for at, counted in ((query_at, rows), (key_at, keys)):
-        start = (at - torch.arange(at.shape[0], device=at.device))[counted]
-        if not start.numel():
-            return 0
-        if bool((start != start[0]).any()):
-            return None
-        starts.append(int(start[0]))
-    return starts[0] - starts[1]
-
-
-def _pinned(at: Tensor, counted: Tensor) -> Tensor:
-    return torch.where(counted, at, at[counted][0])
-
-
-def _finish(job: Job, sums: Sums, declared: bool) -> dict[str, Tensor | None]:
+def _finish(job: Job, sums: Sums) -> dict[str, Tensor | None]:
     """One batch element's statistics from its sums."""
     wide = wide_dtype(job.query.device)
     active = sums.active
@@ -320,7 +181,7 @@ def _finish(job: Job, sums: Sums, declared: bool) -> dict[str, Tensor | None]:
         "own_token": own,
         "duplicate_token": None if matched is None else sums.duplicate / matched,
         "induction": None if matched is None else sums.induction / matched,
-        "hidden_mass": sums.hidden if declared else None,
+        "hidden_mass": None if job.declared is None else sums.hidden,
         "sink_logit_mass": None if job.sinks is None else mean(sums.sink),
         "rows": rows,
         "frobenius": frobenius,
@@ -371,7 +232,6 @@ def _join(
     call: AttentionCall,
     items: list[dict[str, Tensor | None]],
     block: tuple[int, int],
-    mask: CompiledMask,
 ) -> HeadStatistics:
     """Batch elements side by side, on the CPU."""
     joined: dict[str, Tensor | None] = {}
@@ -390,7 +250,7 @@ def _join(
         joined[name] = stacked.to(torch.float64) if wide else stacked
     return HeadStatistics(
         block=block,
-        cost=measure_cost(call, mask),
+        cost=measure_cost(call, visible_pairs(call)),
         low_rank=low_rank_note(call.head_dim, call.key_length),
         **joined,  # type: ignore[arg-type]
     )

@@ -1,14 +1,11 @@
-"""The online softmax of a block of rows: maximum, row sum, entropy, score spread, strongest keys."""
+"""The online softmax of a block of rows: maximum, sum, entropy, score spread, strongest keys."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from headwise.statistics.stream import Sums
+from headwise.statistics.interface import Sums
 
 
 class RowState:
@@ -78,15 +75,15 @@ class RowState:
         self.values, chosen = values.topk(min(self.top, values.shape[-1]))
         self.keys = keys.gather(-1, chosen)
 
-    def moments(self, count: Tensor, total: Tensor, norm: Tensor) -> None:
-        """Merge a tile's count, sum and norm of visible half scores (Chan 1979, pairwise)."""
-        one = count.clamp(min=1)
-        mean = total.to(self.wide) / one
-        squares = (norm.to(self.wide).square() - mean.square() * one).clamp(min=0)
-        mean = mean + self.shift
+    def moments(self, count: Tensor, mean: Tensor, norm: Tensor) -> None:
+        """Merge a tile's count, mean and centred norm of visible half scores less the shift.
+
+        Chan 1979 (Stanford STAN-CS-79-773, equations 2.1): squares and means merge exactly.
+        """
+        mean = mean.to(self.wide) + self.shift
         both = (self.count + count).clamp(min=1)
         gap = torch.where((self.count > 0) & (count > 0), mean - self.mean, 0.0)
-        self.squares = self.squares + torch.where(count > 0, squares, 0.0)
+        self.squares = self.squares + norm.to(self.wide).square()
         self.squares = self.squares + gap.square() * self.count * count / both
         self.mean = torch.where(self.count > 0, self.mean + gap * count / both, mean)
         self.count = self.count + count

@@ -1,4 +1,4 @@
-"""What one batch element's query rows may see, arranged so that tiles pay for masks only at edges."""
+"""What one batch element's rows may see, arranged so that tiles pay for masks only at edges."""
 
 from __future__ import annotations
 

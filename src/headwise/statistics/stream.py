@@ -20,14 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from headwise.statistics.interface import Job, Sums, wide_dtype
 from headwise.statistics.rows import RowState
-from headwise.statistics.sight import Sight
-from headwise.statistics.tokens import Matches
 
 # A stand-in for −inf in half scores: e^LOW is 0 and 0·LOW is 0, where 0·(−inf) would be NaN.
 LOW = -(2.0**100)
@@ -40,82 +38,9 @@ SMALL_ROWS = 16
 KNOWN_LSE_ERROR = 4e-6
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
-    """One batch element's attention and what is wanted of it. Shapes without a batch axis.
-
-    query (H, L, D), key (Hkv, S, D): float32 or float64. bias: broadcastable to (H, L, S).
-    at: position of query 0 minus position of key 0, where positions are consecutive; otherwise
-    query_at (L,) and key_at (S,) give them (int64). used: bool (S,), keys that some counted row
-    sees. places (n,): the first positions, whose weight is wanted; place_of_key (S,): which of
-    them a key holds, or −1. declared: the mask that the call is believed to have. block: (queries, keys) per cell of the pooled map. tile: (rows, keys), None to choose.
-    """
-
-    query: Tensor
-    key: Tensor
-    scale: float
-    softcap: float | None
-    bias: Tensor | None
-    sinks: Tensor | None
-    sight: Sight
-    lse: Tensor | None
-    at: int | None
-    query_at: Tensor
-    key_at: Tensor
-    used: Tensor
-    places: Tensor
-    place_of_key: Tensor
-    matches: Matches | None
-    declared: Sight | None
-    block: tuple[int, int]
-    top: int
-    pairs: bool
-    tile: tuple[int, int] | None
-
-
-@dataclass(eq=False)
-class Sums:
-    """What `stream` returns. Rows that do not count are NaN in row tensors and absent from sums.
-
-    active: bool (H, L), the rows that count: asked for, and with a key to attend to.
-    Row tensors (H, L): lse (natural, sink logit included), mass Σ_j p_ij, entropy (nats), largest
-    weight, sink (the sink logit's weight), spread ‖s_i − mean s_i‖₂ over visible keys; top_keys
-    and top_weights (H, L, k), strongest first, −1 and 0 where a row has fewer keys.
-    distances (H, n): Σ_i p over pairs with i − j = distance_low + column.
-    received (H, S), cells (H, rows, columns), gram and overlap (H, H): Σ p p' and Σ √(p p') with
-    overlap None where pairs were not asked for (gram then has only its diagonal, (H,)).
-    sink_sums (H, n), duplicate (H,), induction (H,), hidden (H,): sums of p over rows.
-    """
-
-    active: Tensor
-    lse: Tensor
-    mass: Tensor
-    entropy: Tensor
-    largest: Tensor
-    sink: Tensor
-    spread: Tensor
-    top_keys: Tensor
-    top_weights: Tensor
-    distance_low: int
-    distances: Tensor
-    received: Tensor
-    cells: Tensor
-    gram: Tensor
-    overlap: Tensor | None
-    sink_sums: Tensor
-    duplicate: Tensor
-    induction: Tensor
-    hidden: Tensor
-
-
 def stream(job: Job) -> Sums:
     """Every sum of `Sums`, exactly, in memory linear in L + S."""
     return _Stream(job).run()
-
-
-def wide_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of accumulators that hold one number a row or a key (MPS has no float64)."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 class _Tile:
@@ -151,9 +76,7 @@ class _Stream:
         # Only then can a visible score be −inf; then a whole pass guards 0·(−inf).
         self.guard = job.bias is not None or not math.isfinite(largest)
         first = (job.place_of_key >= 0).nonzero().flatten()
-        self.first_keys = list(
-            zip(first.tolist(), job.place_of_key[first].tolist(), strict=True)
-        )
+        self.first_keys = list(zip(first.tolist(), job.place_of_key[first].tolist(), strict=True))
         self._buffers: dict[str, Tensor] = {}
         limit = torch.finfo(self.dtype).eps / 2
         self.known = (
@@ -306,22 +229,33 @@ class _Stream:
 
     def _absorb(self, tile: _Tile, state: RowState) -> None:
         """Row quantities of a tile: maximum, row sum, entropy, score spread, strongest keys."""
-        width, height, columns = tile.width, tile.height, tile.columns
-        strided = tile.half.view(self.heads, height, columns, -1)
+        width, columns = tile.width, tile.columns
+        strided = tile.half.view(self.heads, tile.height, columns, -1)
         peaks = strided.amax(-2) if columns > 1 else tile.half
         state.raise_to(peaks.amax(-1))
         self._exponentials(tile, state.shift)
         half = tile.half[..., :width]
         if self.top:
             state.offer(*self._strongest(tile, peaks))
-        visible = torch.full((self.heads, height), width, dtype=self.wide, device=self.device)
-        for where, hidden in tile.hidden:
-            # Hidden scores leave the moments; in the entropy they meet a weight of 0 anyway.
-            tile.half[..., where].masked_fill_(hidden, 0.0)
-            visible = visible - hidden.sum(-1)
-        state.moments(visible, half.sum(-1), torch.linalg.vector_norm(half, dim=-1))
+        self._moments(tile, state)
         total = tile.weight[..., :width].sum(-1)
         state.add(total, half.mul_(tile.weight[..., :width]).sum(-1))
+
+    def _moments(self, tile: _Tile, state: RowState) -> None:
+        """Count, mean and centred norm of visible half scores. Centred before they are squared:
+        where one key stands far above the rest, Σx² − (Σx)²/T would lose log₂ T bits."""
+        width, half = tile.width, tile.half[..., : tile.width]
+        visible = torch.full(half.shape[:2], width, dtype=self.wide, device=self.device)
+        for where, hidden in tile.hidden:
+            # In the entropy a hidden score meets a weight of 0, so 0 does for it from here on.
+            tile.half[..., where].masked_fill_(hidden, 0.0)
+            visible = visible - hidden.sum(-1)
+        mean = (half.sum(-1) / visible.clamp(min=1)).to(self.dtype)
+        spare = self._buffer("spare", tile.half.numel())[: half.numel()].view(half.shape)
+        torch.sub(half, mean[..., None], out=spare)
+        for where, hidden in tile.hidden:
+            spare[..., where].masked_fill_(hidden, 0.0)
+        state.moments(visible, mean, torch.linalg.vector_norm(spare, dim=-1))
 
     def _exponentials(self, tile: _Tile, shift: Tensor) -> None:
         """half ← half − shift; root = e^half; weight = root². Rows that do not count become 0."""

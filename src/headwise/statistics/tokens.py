@@ -1,4 +1,4 @@
-"""Which earlier positions hold the same token: what duplicate-token and induction heads look for."""
+"""Earlier positions with the same token: what duplicate-token and induction heads look for."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ class Matches:
 
     def __init__(self, ids: Tensor, real: Tensor, queries: int) -> None:
         keys = ids.shape[0]
-        index = torch.arange(keys, device=ids.device)
-        kept = index[real]
-        # Sorted by token and, inside a token, by position: the earlier matches of a token are the
-        # entries between its group's begin and itself.
-        self.order = kept[torch.sort(ids[kept], stable=True).indices]
-        grouped = ids[self.order]
-        begin = torch.searchsorted(grouped, grouped, side="left")
-        place = torch.arange(self.order.shape[0], device=ids.device)
-        self.first = torch.zeros(keys, dtype=torch.int64, device=ids.device)
-        self.count = torch.zeros_like(self.first)
-        self.first[self.order] = begin
-        self.count[self.order] = place - begin
-        self.first, self.count = self.first[keys - queries :], self.count[keys - queries :]
+        # Sorted by token and, inside a token, by position. The earlier matches of token i are then
+        # consecutive: from its token's begin to where (token, i) itself would stand.
+        token = torch.unique(ids, return_inverse=True)[1]
+        place = token * keys + torch.arange(keys, device=ids.device)
+        kept = place[real].sort().values
+        self.order = kept % max(1, keys)
+        own = place[keys - queries :]
+        self.first = torch.searchsorted(kept, own - own % max(1, keys))
+        self.count = torch.searchsorted(kept, own) - self.first
 
     @property
     def matched(self) -> Tensor:
