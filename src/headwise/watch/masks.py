@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -39,6 +39,9 @@ def read_grid(grid: Tensor | None, batch: int, heads: int, queries: int, keys: i
     if grid.shape[-1] > keys:  # made for a longer cache; the model reads its first keys
         grid = grid[..., :keys]
     grid = unexpand(grid)
+    # nn.MultiheadAttention writes a copy a head; one is enough where all are the same.
+    if grid.shape[1] > 1 and bool((grid == grid[:, :1]).all()):
+        grid = grid[:, :1]
     if grid.dtype == torch.bool:
         return Read(_visible(grid, queries, keys), None)
     if not grid.is_floating_point():
@@ -146,30 +149,28 @@ def describe(visible: CompiledMask) -> Shape:
     low = torch.where(live, start, far).amin(1, keepdim=True)
     high = end.amax(1, keepdim=True)
     padded = bool((live.any(1) & ((low > 0) | (high < sizes.keys)).squeeze(1)).any())
+    if start.shape[1] == 1 and sizes.queries != 1:  # every row alike
+        return Shape(padding=padded, empty_rows=empty)
     steps = torch.arange(sizes.queries, device=sizes.device)[None]
-    if start.shape[1] not in (1, sizes.queries):
-        return Shape(other=float(counts.double().mean()) / sizes.keys, empty_rows=empty)
+    bands = {}
     for shift in (sizes.keys - sizes.queries, 0):
-        own = steps + shift
-        shape = _band(start, end, live, low, high, own, padded)
-        if shape is not None:
-            at_start = shift == 0 and sizes.keys != sizes.queries and shape.causal
-            # Aligned at the start, keys past the last row are unreached, which is not padding.
-            cut = at_start and bool((high == sizes.queries).all()) and bool((low == 0).all())
-            return Shape(
-                causal=shape.causal,
-                aligned_at_start=at_start,
-                window=shape.window,
-                sides=shape.sides,
-                padding=padded and not cut,
-                empty_rows=empty,
-            )
+        band = _band(start, end, live, low, high, steps + shift)
+        if band is not None:
+            bands[shift] = band
+    # Rows of unequal lengths fit a band at either end; the causal one is what was meant.
+    for shift in sorted(bands, key=lambda shift: not bands[shift].causal):
+        band = bands[shift]
+        at_start = shift == 0 and sizes.keys != sizes.queries and band.causal
+        # Aligned at the start, keys past the last row are unreached, which is not padding.
+        reached = min(sizes.queries, sizes.keys) if at_start else sizes.keys
+        padded = bool((live.any(1) & ((low > 0) | (high < reached)).squeeze(1)).any())
+        return replace(band, aligned_at_start=at_start, padding=padded, empty_rows=empty)
     share = float(counts.double().mean()) / max(1, sizes.keys)
     return Shape(other=share, empty_rows=empty)
 
 
 def _band(
-    start: Tensor, end: Tensor, live: Tensor, low: Tensor, high: Tensor, own: Tensor, padded: bool
+    start: Tensor, end: Tensor, live: Tensor, low: Tensor, high: Tensor, own: Tensor
 ) -> Shape | None:
     """The band that, cut to the real keys [low, high), gives exactly these runs; None if none."""
 
@@ -178,7 +179,7 @@ def _band(
 
     ahead = _reach(end - 1 - own, live & (end < high))
     back = _reach(own - start, live & (start > low))
-    if ahead is False or back is False:
+    if ahead is False or back is False or (ahead or 0) < 0 or (back or 0) < 0:
         return None
     wide_end = high if ahead is None else torch.minimum(own + ahead + 1, high)
     wide_start = low if back is None else torch.maximum(own - back, low)
