@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@touch $@
 
 report: $(STAMP)  ## the main job on the seed sentence: report.html
-	$(BIN)/headwise report smollm2 --text "$(SENTENCE)" --link "she" "Maya" --out report.html
+	$(BIN)/headwise report smollm2 --text "$(SENTENCE)" --link "she -> Maya" --out report.html
 
 test: $(STAMP) browser models  ## the whole suite
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -145,6 +145,22 @@ def write_text(path: str | os.PathLike[str], chunks: Iterable[str]) -> None:
         Path(name).unlink(missing_ok=True)
 
 
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Say before long work that its result could not be written after it.
+
+    Raises:
+        HeadwiseError: the path cannot be written.
+    """
+    target = Path(path)
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(21, "it is a directory", str(target))
+        with tempfile.NamedTemporaryFile(prefix=f".{target.name}.", dir=target.parent or "."):
+            pass
+    except OSError as error:
+        raise HeadwiseError(_cannot_write(target, error)) from None
+
+
 def _cannot_write(target: Path, error: OSError) -> str:
     reason = (error.strerror or str(error)).lower()
     return f"cannot write {target}: {reason}; choose another place for the output"

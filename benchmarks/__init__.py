@@ -1,0 +1,1 @@
+"""Measurements. Each asserts that the work was done, then times it."""

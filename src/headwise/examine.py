@@ -1,0 +1,279 @@
+"""One run of a model under watch, as Records: what `headwise report` draws and prints.
+
+Statistics are taken while the model runs, call by call, so nothing but the records is kept and
+memory stays linear in the context length.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise import statistics
+from headwise.errors import BadInput
+from headwise.links import Asked, StrongestLinks
+from headwise.models import Inputs, Loaded
+from headwise.record import Record
+from headwise.watch import Seen, SeenCall, watch
+
+# Cells of all pooled maps of a report together: 270 heads get 172 × 172, 72 heads get 256 × 256.
+ALL_CELLS = 8_000_000
+LARGEST_MAP = 256
+# Sink rates are compared at this many tokens (Gu 2024, arXiv 2410.10781).
+Progress = Callable[[int, "int | None", str], None]
+
+
+def examine(
+    loaded: Loaded,
+    inputs: Inputs,
+    *,
+    links: Sequence[tuple[str, str]] = (),
+    progress: Progress | None = None,
+    command: str = "",
+) -> list[Record]:
+    """Run `loaded` on `inputs` once and describe every attention head, exactly.
+
+    Args:
+        loaded, inputs: from `headwise.models.load(…)` and its `prepare(…)`.
+        links: (query, key) pairs of token texts; the heads that link them most are recorded.
+        progress: called with (calls done, calls expected or None, what was done last).
+        command: how this was asked for, kept in the `run` record.
+
+    Returns:
+        Records of the kinds run, axis, attention, head, map, top, received, similarity,
+        layer_summary and link.
+
+    Raises:
+        BadInput: a link names a token that the input does not hold.
+        NothingToWatch: no attention call could be caught.
+    """
+    started = time.perf_counter()
+    taker = _Taker(inputs, _expected_calls(loaded.model), _map_cells(loaded.model), progress)
+    taker.asked = [Asked.find(inputs.axes, query, key) for query, key in links]
+    with watch(loaded.model, on_call=taker.take, keep=False) as seen:
+        loaded.run(inputs)
+    run = _run_record(loaded, inputs, seen, time.perf_counter() - started, command)
+    axes = [Record("axis", {"axis": name}, values) for name, values in inputs.axes.items()]
+    return [run, *axes, *taker.records, *taker.link_records()]
+
+
+def records_of(seen: Seen, *, tokens: Sequence[str] | None = None) -> list[Record]:
+    """The records of calls that a watch kept, for a page or a notebook.
+
+    `tokens` names the positions of the first batch element; without it they are numbered.
+    """
+    axes: dict[str, dict[str, Any]] = {}
+    stacks: dict[str, str] = {}
+    for item in seen:
+        queries, keys = item.call.query_length, item.call.key_length
+        name = f"{item.stack or 'sequence'}"
+        if item.kind == "self":
+            stacks[item.stack] = name
+            axes.setdefault(name, number_axis(max(queries, keys), tokens))
+    for item in seen:
+        if item.kind == "cross" and "encoder" not in stacks:
+            stacks["encoder"] = "context"
+            axes["context"] = number_axis(item.call.key_length, None)
+        if item.stack not in stacks:
+            stacks[item.stack] = item.stack or "sequence"
+            axes.setdefault(stacks[item.stack], number_axis(item.call.query_length, tokens))
+    taker = _Taker(Inputs("module", axes, stacks), None, 64, None)
+    for item in seen:
+        taker.take(item)
+    run = Record("run", {}, {**_versions(), "model": seen.name, "not_caught": list(seen.not_caught)})
+    shown = [Record("axis", {"axis": name}, values) for name, values in axes.items()]
+    return [run, *shown, *taker.records, *taker.link_records()]
+
+
+def number_axis(length: int, tokens: Sequence[str] | None) -> dict[str, Any]:
+    """An axis of plain positions, named by `tokens` where there is one for each."""
+    names = [str(i) for i in range(length)]
+    if tokens is not None and len(tokens) == length:
+        names = [str(token) for token in tokens]
+    starts, text = [], ""
+    for name in names:
+        starts.append(len(text))
+        text += name + " "
+    return {
+        "kind": "text",
+        "text": text,
+        "tokens": names,
+        "starts": starts,
+        "ends": [start + len(name) for start, name in zip(starts, names, strict=True)],
+        "words": list(range(length)),
+        "special": [0] * length,
+        "real": [1] * length,
+    }
+
+
+@dataclass
+class _Taker:
+    """Turns each caught call into records, at once."""
+
+    inputs: Inputs
+    expected: int | None
+    map_cells: int
+    progress: Progress | None
+    records: list[Record] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    strongest: StrongestLinks = field(default_factory=StrongestLinks)
+    taken: int = 0
+
+    def take(self, item: SeenCall) -> None:
+        name = item.id if item.index == 0 else f"{item.id}#{item.index}"
+        query_axis, key_axis = self._axes(item)
+        call = item.call
+        options: dict[str, Any] = {"map_cells": self.map_cells}
+        query, key = self.inputs.axes.get(query_axis), self.inputs.axes.get(key_axis)
+        real = item.real_queries
+        if real is None and query is not None and len(query["real"]) == call.query_length:
+            real = torch.tensor(query["real"], dtype=torch.bool).expand(call.batch, -1)
+        options["query_rows"] = real
+        if item.kind == "self" and key is not None and key["kind"] == "text":
+            options["token_ids"] = self._token_ids(key, call.key_length)
+        if item.kind == "cross":
+            options["query_positions"] = torch.arange(call.query_length)
+            options["key_positions"] = torch.arange(call.key_length)
+        found = statistics.head_statistics(call, **options)
+        self.records.append(self._attention_record(name, item, query_axis, key_axis))
+        self.records.extend(statistics.records(found, {"id": name}))
+        for asked in self.asked:
+            asked.take(name, call, found, query_axis, key_axis)
+        if query is not None and key is not None:
+            self.strongest.take(name, found, query_axis, query, key_axis, key)
+        self.taken += 1
+        if self.progress is not None:
+            self.progress(self.taken, self.expected, name)
+
+    def link_records(self) -> list[Record]:
+        asked = [record for link in self.asked for record in link.records(self.inputs.axes)]
+        return asked + self.strongest.records(self.inputs.axes)
+
+    def _axes(self, item: SeenCall) -> tuple[str, str]:
+        stacks = self.inputs.stacks
+        query = stacks.get(item.stack) or next(iter(stacks.values()), "sequence")
+        return query, stacks.get("encoder", query) if item.kind == "cross" else query
+
+    def _token_ids(self, axis: dict[str, Any], length: int) -> Tensor | None:
+        """The tokenizer's ids where the input holds them; else equal texts count as equal tokens."""
+        for value in self.inputs.kwargs.values():
+            if (
+                isinstance(value, Tensor)
+                and value.dtype == torch.long
+                and tuple(value.shape) == (1, length)
+                and len(axis["tokens"]) == length
+                and int(value.max()) > 1
+            ):
+                return value[0].cpu()
+        if len(axis["tokens"]) != length:
+            return None
+        numbers: dict[str, int] = {}
+        return torch.tensor([numbers.setdefault(t, len(numbers)) for t in axis["tokens"]])
+
+    def _attention_record(
+        self, name: str, item: SeenCall, query_axis: str, key_axis: str
+    ) -> Record:
+        call = item.call
+        values = {
+            "module": item.module,
+            "layer": item.layer,
+            "attention": item.kind,
+            "stack": item.stack,
+            "heads": call.num_heads,
+            "kv_heads": call.num_kv_heads,
+            "head_dim": call.head_dim,
+            "queries": call.query_length,
+            "keys": call.key_length,
+            "query_axis": query_axis,
+            "key_axis": key_axis,
+            "mask": item.mask_words,
+            "scale": call.scale_value,
+            "softcap": call.softcap,
+            "key_offset": call.key_length - call.query_length if item.kind == "self" else 0,
+        }
+        return Record("attention", {"id": name}, values)
+
+
+def _run_record(
+    loaded: Loaded, inputs: Inputs, seen: Seen, seconds: float, command: str
+) -> Record:
+    config = getattr(loaded.model, "config", None)
+    values = {
+        **_versions(),
+        "model": loaded.name,
+        "source": loaded.source,
+        "kind": loaded.kind,
+        "about": loaded.about,
+        "licence": loaded.licence,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "device": str(loaded.device),
+        "backend": getattr(config, "_attn_implementation", None) or "the model's own",
+        "seconds": round(seconds, 3),
+        "input_kind": inputs.kind,
+        "note": inputs.note,
+        "thresholds": {
+            name: value
+            for name, value in asdict(statistics.Thresholds()).items()
+            if isinstance(value, int | float)
+        },
+        "not_caught": list(seen.not_caught),
+        "command": command,
+    }
+    return Record("run", {}, values)
+
+
+def _versions() -> dict[str, Any]:
+    from headwise import __version__
+
+    transformers = sys.modules.get("transformers")
+    return {
+        "headwise": __version__,
+        "torch": torch.__version__,
+        "transformers": getattr(transformers, "__version__", None),
+        "python": platform.python_version(),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _expected_calls(model: torch.nn.Module) -> int | None:
+    """How many attention calls one pass makes, where the model's config says so."""
+    config = getattr(model, "config", None)
+    if config is None:
+        return None
+    if getattr(config, "is_encoder_decoder", False):
+        encoder = getattr(config, "encoder_layers", None) or getattr(config, "num_layers", None)
+        decoder = getattr(config, "decoder_layers", None) or getattr(
+            config, "num_decoder_layers", None
+        )
+        return None if not encoder or not decoder else encoder + 2 * decoder
+    return getattr(config, "num_hidden_layers", None)
+
+
+def _map_cells(model: torch.nn.Module) -> int:
+    """The side of each head's pooled map, so that all maps together stay readable in one page."""
+    config = getattr(model, "config", None)
+    heads = getattr(config, "num_attention_heads", None) or 8
+    calls = _expected_calls(model) or 12
+    if not isinstance(heads, int):
+        return LARGEST_MAP
+    return min(LARGEST_MAP, int(math.sqrt(ALL_CELLS / (heads * calls))))
+
+
+def record_by_kind(records: Iterable[Record], kind: str) -> list[Record]:
+    """The records of one kind, in order."""
+    return [record for record in records if record.kind == kind]
+
+
+def require_input(text: str | None, loaded: Loaded) -> None:
+    """Say what a model takes when it was given nothing."""
+    if text is None and loaded.takes:
+        raise BadInput(f"{loaded.name} takes {' or '.join('--' + kind for kind in loaded.takes)}")
