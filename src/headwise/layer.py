@@ -97,7 +97,6 @@ class MultiHeadAttention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(num_heads)) if options.sinks else None
 
         # What would fail only at the first call fails here.
-        options.window_mask()
         if isinstance(position, Rotary):
             position.rotated(head_dim)
         if isinstance(position, ALiBi) and position.form == "key" and options.sinks:
@@ -208,9 +207,8 @@ class MultiHeadAttention(nn.Module):
 
         dtype, device: of the keys as k_proj gives them; None: those of its weight.
         """
-        weight = self.k_proj.weight
-        dtype = weight.dtype if dtype is None else dtype
-        device = weight.device if device is None else device
+        dtype = self.k_proj.weight.dtype if dtype is None else dtype
+        device = self.k_proj.weight.device if device is None else device
         heads, key, value = self.num_kv_heads, self.head_dim, self.value_head_dim
         if capacity is not None:
             return KVCache(batch, heads, capacity, key, value, dtype=dtype, device=device)
@@ -252,6 +250,8 @@ class MultiHeadAttention(nn.Module):
         steps |= done
         note("output", twin._join(x.double(), done["head_outputs"], note))
         remarks = {"scaled": f"times {AttentionCall(**parts).scale_value:.6g}"}
+        if context is None:
+            remarks |= {"x": "the tokens"} | dict.fromkeys(("key_context", "value_context"), "x")
         if self.sinks is not None:
             remarks["weights"] = "each row sums to 1 less the share of the sink logit"
         return Trace(f"MultiHeadAttention({self.extra_repr()})", steps, remarks)
@@ -265,8 +265,14 @@ class MultiHeadAttention(nn.Module):
         x.transpose(0, 1). dtype, device, training flag and requires_grad are kept.
 
         Raises:
+            TypeError: another class.
             ValueError: the module has add_bias_kv or add_zero_attn, keys that this layer lacks.
         """
+        if not isinstance(module, nn.MultiheadAttention):
+            raise TypeError(
+                "MultiHeadAttention.from_torch: wanted a torch.nn.MultiheadAttention, got "
+                f"{type(module).__name__}"
+            )
         for name, present in (
             ("add_bias_kv=True", module.bias_k is not None or module.bias_v is not None),
             ("add_zero_attn=True", module.add_zero_attn),
@@ -274,8 +280,7 @@ class MultiHeadAttention(nn.Module):
             if present:
                 raise ValueError(
                     f"MultiHeadAttention.from_torch: the module was built with {name}, an extra "
-                    "key "
-                    "that every query sees; this layer has none (sinks are the nearest option)"
+                    "key that every query sees; this layer has none (sinks are the nearest option)"
                 )
         layer = cls(
             module.embed_dim,
@@ -315,7 +320,7 @@ class MultiHeadAttention(nn.Module):
         query = split_heads(projected, self.num_heads)
         note("query", query)
         if self.q_norm is not None:
-            query = self.q_norm(query).to(query.dtype)
+            query = _normed(self.q_norm, query)
             note("query_normed", query)
         if isinstance(context, ProjectedContext):
             key, value = context.key, context.value
@@ -350,7 +355,7 @@ class MultiHeadAttention(nn.Module):
         note("key", key)
         note("value", value)
         if self.k_norm is not None:
-            key = self.k_norm(key).to(key.dtype)
+            key = _normed(self.k_norm, key)
             note("key_normed", key)
         return key, value
 
@@ -437,6 +442,12 @@ class MultiHeadAttention(nn.Module):
 
 def _ignore(name: str, tensor: Tensor) -> None:
     pass
+
+
+def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """The norm in its own dtype, then back: under autocast x is a half type and the weight not."""
+    normed: Tensor = norm(x.to(norm.weight.dtype))
+    return normed.to(x.dtype)
 
 
 def _weights(call: AttentionCall) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -37,6 +38,19 @@ class AttentionOptions:
     output_gate: bool = False
     value_head_dim: int | None = None
     out_bias: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in (("scale", self.scale), ("softcap", self.softcap)):
+            if number is not None and not (number > 0 and math.isfinite(number)):
+                raise ValueError(
+                    f"AttentionOptions: {name}={number} must be a finite number above 0; "
+                    "leave it out " + ("for 1/sqrt(head_dim)" if name == "scale" else "for no cap")
+                )
+        if self.value_head_dim is not None and self.value_head_dim < 1:
+            raise ValueError(
+                f"AttentionOptions: value_head_dim={self.value_head_dim} must be at least 1"
+            )
+        self.window_mask()  # a size below 1 or a negative side fails here
 
     def window_mask(self) -> Mask | None:
         """The mask that `window` stands for."""

@@ -78,11 +78,14 @@ class LinearScaling:
 class NTKScaling:
     """A larger base: low frequencies stretch by `factor`, high ones stay.
 
-    Source: bloc97 2023; Peng et al. 2023, arXiv 2309.00071, definition 1. Without
-    `original_length` the base is base * factor ** (dim / (dim - 2)). With it the stretch grows with
-    the text ("dynamic NTK", as in transformers, but by each row's own length): nothing up to
-    `original_length` tokens, then for n tokens
-    base * (factor * n / original_length - (factor - 1)) ** (dim / (dim - 2)). A dynamic base and a cache of rotated keys contradict each other: the old keys were turned with
+    Source: bloc97 2023; Peng et al. 2023, arXiv 2309.00071, definition 1.
+
+    Without `original_length` the base is base * factor ** (dim / (dim - 2)). With it the stretch
+    grows with the text ("dynamic NTK", as in transformers, but by each row's own length): nothing
+    up to `original_length` tokens, then for n tokens
+    base * (factor * n / original_length - (factor - 1)) ** (dim / (dim - 2)).
+
+    A dynamic base and a cache of rotated keys contradict each other: the old keys were turned with
     the old base. `MultiHeadAttention` refuses the pair.
     """
 

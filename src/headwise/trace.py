@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 #: The eight steps of multi-head attention (Vaswani et al. 2017, arXiv 1706.03762, section 3.2).
@@ -34,12 +33,12 @@ COLUMNS = (BATCH, HEAD, QUERY, KEY, DIM, WIDTH)
 #: name → (step, axes, what it is). The order is that of the computation.
 _TABLE: dict[str, tuple[int, tuple[str, ...], str]] = {
     "x": (0, (BATCH, QUERY, WIDTH), "tokens that ask"),
-    "key_context": (0, (BATCH, KEY, WIDTH), "tokens that keys are made of"),
-    "value_context": (0, (BATCH, KEY, WIDTH), "tokens that values are made of"),
+    "key_context": (0, (BATCH, KEY, WIDTH), "what keys are made of"),
+    "value_context": (0, (BATCH, KEY, WIDTH), "what values are made of"),
     "query_projected": (1, (BATCH, QUERY, WIDTH), "q_proj(x)"),
-    "key_projected": (1, (BATCH, KEY, WIDTH), "k_proj(context)"),
-    "value_projected": (1, (BATCH, KEY, WIDTH), "v_proj(context)"),
-    "query": (2, (BATCH, HEAD, QUERY, DIM), "head h owns features h*D to h*D + D - 1"),
+    "key_projected": (1, (BATCH, KEY, WIDTH), "k_proj(key_context)"),
+    "value_projected": (1, (BATCH, KEY, WIDTH), "v_proj(value_context)"),
+    "query": (2, (BATCH, HEAD, QUERY, DIM), "head h: features from h*D on"),
     "key": (2, (BATCH, HEAD, KEY, DIM), ""),
     "value": (2, (BATCH, HEAD, KEY, DIM), ""),
     "query_normed": (2, (BATCH, HEAD, QUERY, DIM), "RMS norm over the head dim"),
@@ -50,7 +49,7 @@ _TABLE: dict[str, tuple[int, tuple[str, ...], str]] = {
     "scaled": (4, (BATCH, HEAD, QUERY, KEY), "times the scale, 1/sqrt(head dim) by default"),
     "capped": (4, (BATCH, HEAD, QUERY, KEY), "softcap * tanh(score / softcap)"),
     "biased": (4, (BATCH, HEAD, QUERY, KEY), "plus the position bias"),
-    "masked": (5, (BATCH, HEAD, QUERY, KEY), "-inf where the key is hidden"),
+    "masked": (5, (BATCH, HEAD, QUERY, KEY), "-inf where hidden"),
     "lse": (6, (BATCH, HEAD, QUERY), "ln of the softmax denominator"),
     "weights": (6, (BATCH, HEAD, QUERY, KEY), "each row sums to 1"),
     "head_outputs": (7, (BATCH, HEAD, QUERY, DIM), "weights @ value"),
@@ -119,35 +118,26 @@ class Trace(Mapping[str, Tensor]):
         return dict(zip(entry.axes, entry.tensor.shape, strict=True))
 
     def __str__(self) -> str:
-        rows = [["step", "tensor", *COLUMNS, "what"]]
-        previous = -1
+        rows = [["", "", "", "", "sequence", "sequence", "", "", ""]]
+        rows.append(["", "tensor", *(axis.removesuffix(" sequence") for axis in COLUMNS), "what"])
+        step = -1
         for entry in self.entries:
+            if entry.step != step:
+                step = entry.step
+                rows.append([f"{step} {STEPS[step]}"])
             sizes = self.axes(entry.name)
-            if entry.step != previous:
-                rows.append([f"{entry.step} {STEPS[entry.step]}", *[""] * (len(COLUMNS) + 2)])
-                previous = entry.step
-            rows.append(
-                ["", entry.name, *(str(sizes.get(axis, "")) for axis in COLUMNS), entry.remark]
-            )
-        # The names of the steps overhang, so the first column is narrow and the table stays
-        # readable.
-        widths = [2, *(max(len(row[i]) for row in rows) for i in range(1, len(rows[0])))]
+            cells = (str(sizes.get(axis, "")) for axis in COLUMNS)
+            rows.append(["", entry.name, *cells, entry.remark])
+        full = [row for row in rows if len(row) > 1]
+        widths = [max(len(row[i]) for row in full) for i in range(1, len(full[0]))]
         lines = [self.layer]
         for row in rows:
-            if row[0] and not row[1]:
+            if len(row) == 1:  # the name of a step, over all columns
                 lines.append(row[0])
                 continue
-            left = [row[0].ljust(widths[0]) if row[0] != "step" else "  ", row[1].ljust(widths[1])]
-            sizes_ = [
-                cell.rjust(width) for cell, width in zip(row[2:-1], widths[2:-1], strict=True)
-            ]
-            lines.append("  ".join([*left, *sizes_, row[-1]]).rstrip())
+            name = row[1].ljust(widths[0])
+            sizes_ = (cell.rjust(width) for cell, width in zip(row[2:-1], widths[1:], strict=False))
+            lines.append("  ".join(("  " + name, *sizes_, row[-1])).rstrip())
         return "\n".join(lines)
 
     __repr__ = __str__
-
-
-def detached(steps: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Steps outside autograd, each its own tensor."""
-    with torch.no_grad():
-        return {name: tensor.detach() for name, tensor in steps.items()}
