@@ -154,23 +154,25 @@ def describe(visible: CompiledMask) -> Shape:
     steps = torch.arange(sizes.queries, device=sizes.device)[None]
     bands = {}
     for shift in (sizes.keys - sizes.queries, 0):
-        band = _band(start, end, live, low, high, steps + shift)
+        band = _band(start, end, live, low, high, steps + shift, sizes.keys)
         if band is not None:
             bands[shift] = band
-    # Rows of unequal lengths fit a band at either end; the causal one is what was meant.
+    # Rows may fit a band at either end; the causal one is what was meant.
     for shift in sorted(bands, key=lambda shift: not bands[shift].causal):
-        band = bands[shift]
-        at_start = shift == 0 and sizes.keys != sizes.queries and band.causal
-        # Aligned at the start, keys past the last row are unreached, which is not padding.
-        reached = min(sizes.queries, sizes.keys) if at_start else sizes.keys
-        padded = bool((live.any(1) & ((low > 0) | (high < reached)).squeeze(1)).any())
-        return replace(band, aligned_at_start=at_start, padding=padded, empty_rows=empty)
+        at_start = shift == 0 and sizes.keys != sizes.queries and bands[shift].causal
+        return replace(bands[shift], aligned_at_start=at_start, empty_rows=empty)
     share = float(counts.double().mean()) / max(1, sizes.keys)
     return Shape(other=share, empty_rows=empty)
 
 
 def _band(
-    start: Tensor, end: Tensor, live: Tensor, low: Tensor, high: Tensor, own: Tensor
+    start: Tensor,
+    end: Tensor,
+    live: Tensor,
+    low: Tensor,
+    high: Tensor,
+    own: Tensor,
+    keys: int,
 ) -> Shape | None:
     """The band that, cut to the real keys [low, high), gives exactly these runs; None if none."""
 
@@ -185,12 +187,16 @@ def _band(
     wide_start = low if back is None else torch.maximum(own - back, low)
     if not fits(wide_end, end) or not fits(wide_start, start):
         return None
+    # Padding is what the band alone, cut to the keys there are, would show and these rows do not.
+    alone_end = torch.full_like(end, keys) if ahead is None else (own + ahead + 1).clamp(max=keys)
+    alone_start = torch.zeros_like(start) if back is None else (own - back).clamp(min=0)
+    padded = not (fits(alone_end, end) and fits(alone_start, start))
     if ahead == 0:
-        return Shape(causal=True, window=None if back is None else back + 1)
+        return Shape(causal=True, window=None if back is None else back + 1, padding=padded)
     if ahead is None and back is None:
-        return Shape()
-    limit = int(high.max())
-    return Shape(sides=(limit if back is None else back, limit if ahead is None else ahead))
+        return Shape(padding=padded)
+    sides = (keys if back is None else back, keys if ahead is None else ahead)
+    return Shape(sides=sides, padding=padded)
 
 
 def _reach(distance: Tensor, inside: Tensor) -> int | bool | None:
