@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ def greedy(
 
     Deterministic: no sampling, no beams. The encoder runs once.
     """
+    # transformers renamed the cache's keyword and field; one of the two names is always there.
+    named = inspect.signature(model.forward).parameters
+    keyword = "cache" if "cache" in named else "past_key_values"
     stops = {stop} if isinstance(stop, int) else set(stop)
     ids: list[int] = []
     with torch.inference_mode():
@@ -32,10 +36,10 @@ def greedy(
             found = model(
                 encoder_outputs=encoded,
                 decoder_input_ids=torch.tensor([step], device=device),
-                past_key_values=cache,
                 use_cache=True,
+                **{keyword: cache},
             )
-            cache, logits = found.past_key_values, found.logits[0, -1].float()
+            cache, logits = found[keyword], found.logits[0, -1].float()
             banned = [*suppress, *(suppress_first if number == 0 else ())]
             logits[torch.tensor(banned, dtype=torch.long, device=device)] = -torch.inf
             token = int(logits.argmax())
