@@ -7,6 +7,7 @@ and head at a time.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,22 @@ from headwise import masks
 from headwise.call import AttentionCall
 
 BINS = 20  # of the distance histogram: more than any length here needs
+
+
+def make(
+    batch: int = 1, heads: int = 2, kv: int = 1, queries: int = 7, keys: int | None = None,
+    dim: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64, size: float = 1.0,
+    **more: Any,
+) -> AttentionCall:  # fmt: skip
+    """A random call; `more` goes to AttentionCall. Values have head dimension 3."""
+    keys = queries if keys is None else keys
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype) * size
+
+    q, k = normal(batch, heads, queries, dim), normal(batch, kv, keys, dim)
+    return AttentionCall(q, k, normal(batch, kv, keys, 3), **more)
 
 
 def weights(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,32 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import materialised
 from headwise import masks
 from headwise.call import AttentionCall
 from headwise.statistics import HeadStatistics, head_statistics
+from materialised import make
 
 EPS32 = torch.finfo(torch.float32).eps
-
-
-def make(
-    batch: int = 1, heads: int = 2, kv: int = 1, queries: int = 7, keys: int | None = None,
-    dim: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64, size: float = 1.0,
-    **more: Any,
-) -> AttentionCall:  # fmt: skip
-    keys = queries if keys is None else keys
-    draw = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype) * size
-
-    q, k = normal(batch, heads, queries, dim), normal(batch, kv, keys, dim)
-    return AttentionCall(q, k, normal(batch, kv, keys, 3), **more)
 
 
 def tolerance(call: AttentionCall) -> float:
@@ -177,3 +163,89 @@ def test_streamed_equals_materialised(
     case: tuple[AttentionCall, dict[str, Any], tuple[int, int] | None],
 ) -> None:
     compare(*case)
+
+
+@pytest.mark.parametrize("tile", [None, (7, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_long_rows_and_the_strided_search_for_top_keys(
+    dtype: torch.dtype, tile: tuple[int, int] | None
+) -> None:
+    """Longer than 16·top keys, where top keys are searched in strided classes."""
+    call = make(1, 6, 2, 61, 211, 7, 3, dtype, mask=masks.causal())
+    compare(call, {"map_cells": 10, "declared": masks.window(50)}, tile)
+
+
+@pytest.mark.parametrize("tile", [(16, 32), (13, 29)])
+def test_a_known_lse_gives_the_same_from_one_pass(tile: tuple[int, int]) -> None:
+    call = make(2, 4, 2, 64, 64, 8, 5, sinks=torch.randn(4).double(), mask=masks.causal())
+    first = head_statistics(call, tile=tile)
+    again = head_statistics(call, tile=tile, lse=first.row_lse)
+    names = ("entropy", "effective_keys", "distance", "received", "cells", "bhattacharyya")
+    for name in (*names, "largest_weight", "score_norm", "top_weights", "sink_logit_mass"):
+        torch.testing.assert_close(getattr(again, name), getattr(first, name), rtol=1e-10, atol=0)
+
+
+def test_a_known_lse_is_read_and_not_only_accepted() -> None:
+    """A wrong lse must show, or the argument would be decoration."""
+    call = make(1, 1, 1, 64, 64, 8, 5, mask=masks.causal())
+    longer = torch.arange(64) >= 16  # rows of more than one tile: there it saves a pass
+    first = head_statistics(call, tile=(16, 16), query_rows=longer)
+    lse = first.row_lse.nan_to_num() - math.log(2.0)
+    wrong = head_statistics(call, tile=(16, 16), query_rows=longer, lse=lse)
+    torch.testing.assert_close(wrong.received, 2 * first.received)
+
+
+def test_a_known_lse_too_large_to_be_exact_in_float32_is_computed_again() -> None:
+    call = make(
+        1,
+        2,
+        1,
+        64,
+        64,
+        8,
+        5,
+        torch.float32,
+        mask=masks.causal(),
+        bias=torch.full((1, 1, 1, 1), 1024.0),
+    )
+    plain = head_statistics(call, tile=(16, 16))
+    known = head_statistics(call, tile=(16, 16), lse=plain.row_lse.float())
+    assert torch.equal(known.received, plain.received)
+
+
+@pytest.mark.parametrize("tile", [None, (16, 64)])
+def test_an_offset_of_a_thousand_costs_float32_nothing(tile: tuple[int, int] | None) -> None:
+    """Scores are multiples of 1/1024, so that adding 1000 is exact and only the sums can err."""
+    draw = torch.Generator().manual_seed(0)
+    bias = torch.randint(-4096, 4096, (1, 3, 256, 256), generator=draw).float() / 1024
+    zero = torch.zeros(1, 3, 256, 1)
+    options: dict[str, Any] = {"mask": masks.causal()}
+    near = AttentionCall(zero, zero, zero, bias=bias, **options)
+    far = AttentionCall(zero, zero, zero, bias=bias + 1000, **options)
+    want = materialised.statistics(near)
+    got = head_statistics(far, tile=tile)
+    for name in ("entropy", "row_entropy", "effective_keys", "largest_weight", "distance",
+                 "received", "bhattacharyya", "cosine", "score_norm", "sink"):  # fmt: skip
+        torch.testing.assert_close(
+            getattr(got, name), want[name], rtol=1e-5, atol=1e-7, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_read_as_float32(dtype: torch.dtype) -> None:
+    call = make(1, 2, 1, 33, 33, 8, 1, dtype, mask=masks.causal())
+    want = head_statistics(call.to(torch.float32))
+    got = head_statistics(call)
+    assert torch.equal(got.entropy, want.entropy) and torch.equal(got.received, want.received)
+
+
+def test_float32_meets_the_contract_at_four_thousand_keys() -> None:
+    """1e-5 relative against float64 on the same inputs, at a length where sums are long."""
+    call = make(1, 2, 1, 512, 4096, 16, 2, torch.float32, mask=masks.causal())
+    got, want = head_statistics(call), head_statistics(call.to(torch.float64))
+    for name in ("entropy", "effective_keys", "relative_entropy", "largest_weight", "distance",
+                 "distance_ratio", "sink", "previous_token", "own_token", "received", "cells",
+                 "gram", "cosine", "bhattacharyya", "score_norm", "row_entropy"):  # fmt: skip
+        torch.testing.assert_close(
+            getattr(got, name), getattr(want, name), rtol=tolerance(call), atol=0, msg=name
+        )
