@@ -151,7 +151,7 @@ def _rows(job: Job, rows: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     out = {
         "entropy": (entropy, active),
         "effective_keys": (entropy.exp(), active),
-        "relative_entropy": (entropy / counts.clamp(min=2).log(), active & (counts >= 2)),
+        "relative_entropy": (entropy / counts.clamp(min=2).to(wide).log(), active & (counts >= 2)),
         "largest_weight": (p.amax(-1) if p.shape[-1] else entropy, active),
         "moved": ((p * apart.abs()).sum(-1), active),
         "mass": (p.sum(-1), active),
