@@ -129,6 +129,16 @@ def test_repeated_axes_are_not_copied():
     assert compiled.bits.shape == (2, 1, 1, 8)
 
 
+def test_a_run_that_swallows_several_others_is_counted_once():
+    ring = ~window(left=1, right=1) & window(left=3, right=3)
+    wide = window(left=5, right=5)
+    for mask in (wide | ring, ring | wide, (ring | window(left=0, right=0)) | wide):
+        compiled = mask.compile(batch=1, heads=1, queries=13, keys=13)
+        wanted = wide.dense(13, 13)
+        assert torch.equal(compiled.tile(), wanted)
+        assert torch.equal(compiled.counts(), wanted.sum(-1))
+
+
 SIZES = st.tuples(*[st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), *[st.integers(1, 19)] * 2])
 
 

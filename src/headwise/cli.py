@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from headwise._extras import require
 from headwise.errors import BadInput, HeadwiseError
@@ -20,6 +19,8 @@ else:
     except HeadwiseError as error:
         sys.exit(f"headwise: {error}")
 
+# How shells report Ctrl-C.
+INTERRUPTED = 130
 # What a text model reads when it is given nothing.
 SENTENCE = "After Maya placed the book on the table, she left."
 
@@ -70,7 +71,9 @@ def report(
         str | None, typer.Option(help="float32, bfloat16, float16, float64; default: as stored.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps …")] = "cpu",
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of a failure.")
+    ] = False,
 ) -> None:
     """See what every attention head of a model does on one input: one page, exact statistics."""
     from headwise.record import check_writable, read, write
@@ -120,7 +123,9 @@ def _links(given: list[str] | None) -> list[tuple[str, str]]:
     for text in given or []:
         query, arrow, key = text.partition("->")
         if not (arrow and query.strip() and key.strip()):
-            raise BadInput(f"--link: wanted 'QUERY -> KEY', for example 'she -> Maya', got {text!r}")
+            raise BadInput(
+                f"--link: wanted 'QUERY -> KEY', for example 'she -> Maya', got {text!r}"
+            )
         pairs.append((query.strip(), key.strip()))
     return pairs
 
@@ -139,12 +144,14 @@ def _examine(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=_console(stderr=True), transient=True) as bar:
+    console = _console(stderr=True)
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(f"loading {source}", total=None)
 
         def say(line: str) -> None:
             bar.update(task, description=line)
-            if not bar.console.is_terminal:
+            if hidden:
                 print(line, file=sys.stderr)
 
         loaded = models.load(source, dtype=dtype, device=device, say=say)
@@ -215,8 +222,6 @@ def main() -> None:
     debug = "--debug" in sys.argv[1:]
     try:
         code = app(standalone_mode=False)
-    except KeyboardInterrupt:
-        _stop("interrupted; nothing was written", 130)
     except HeadwiseError as error:
         if debug:
             raise
@@ -228,22 +233,22 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        if type(error).__module__.startswith(("typer", "click")) and hasattr(error, "format_message"):
+        if type(error).__module__.startswith(("typer", "click")) and hasattr(
+            error, "format_message"
+        ):
             _stop(error.format_message(), 2)
-        if type(error).__name__ == "Abort":
-            _stop("interrupted; nothing was written", 130)
         first = (str(error).strip().splitlines() or [""])[0]
         _stop(f"{type(error).__name__}: {first} (--debug shows where)", 2)
-    else:
-        sys.stdout.flush()
-        sys.exit(code if isinstance(code, int) else 0)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        _stop("interrupted; nothing was written", INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _stop(message: str, code: int) -> None:
+def _stop(message: str, code: int) -> NoReturn:
     print(f"headwise: {message}", file=sys.stderr)
-    # Whatever a library still holds open must not print a traceback after the one line.
-    sys.stderr.flush()
-    os._exit(code) if code == 130 else sys.exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from headwise.watch import Seen, SeenCall, watch
 # Cells of all pooled maps of a report together: 270 heads get 172 × 172, 72 heads get 256 × 256.
 ALL_CELLS = 8_000_000
 LARGEST_MAP = 256
-# Sink rates are compared at this many tokens (Gu 2024, arXiv 2410.10781).
 Progress = Callable[[int, "int | None", str], None]
 
 
@@ -89,7 +88,9 @@ def records_of(seen: Seen, *, tokens: Sequence[str] | None = None) -> list[Recor
     taker = _Taker(Inputs("module", axes, stacks), None, 64, None)
     for item in seen:
         taker.take(item)
-    run = Record("run", {}, {**_versions(), "model": seen.name, "not_caught": list(seen.not_caught)})
+    run = Record(
+        "run", {}, {**_versions(), "model": seen.model_name, "not_caught": list(seen.not_caught)}
+    )
     shown = [Record("axis", {"axis": name}, values) for name, values in axes.items()]
     return [run, *shown, *taker.records, *taker.link_records()]
 
@@ -164,7 +165,7 @@ class _Taker:
         return query, stacks.get("encoder", query) if item.kind == "cross" else query
 
     def _token_ids(self, axis: dict[str, Any], length: int) -> Tensor | None:
-        """The tokenizer's ids where the input holds them; else equal texts count as equal tokens."""
+        """The tokenizer's ids where the input holds them; else equal texts are equal tokens."""
         for value in self.inputs.kwargs.values():
             if (
                 isinstance(value, Tensor)
@@ -203,9 +204,7 @@ class _Taker:
         return Record("attention", {"id": name}, values)
 
 
-def _run_record(
-    loaded: Loaded, inputs: Inputs, seen: Seen, seconds: float, command: str
-) -> Record:
+def _run_record(loaded: Loaded, inputs: Inputs, seen: Seen, seconds: float, command: str) -> Record:
     config = getattr(loaded.model, "config", None)
     values = {
         **_versions(),

@@ -99,7 +99,7 @@ class StrongestLinks:
     ) -> None:
         """Fold one call in. Works on the top keys of each row, so in linear memory."""
         weights, keys = stats.top_weights[0].double(), stats.top_keys[0]
-        heads, length, _ = weights.shape
+        length = weights.shape[1]
         if len(query["tokens"]) < length or not weights.numel():
             return
         barred = torch.tensor(key["special"], dtype=torch.bool)

@@ -1,0 +1,153 @@
+"""One watched run becomes records that say what the model did."""
+
+import numpy as np
+import pytest
+import torch
+
+from headwise.errors import BadInput, NothingToWatch
+from headwise.examine import examine, records_of
+from headwise.links import Asked
+from headwise.masks import causal
+from headwise.record import Record, unpack
+from headwise.watch import watch
+from toys import text_axis, toy
+
+KINDS = [
+    "run",
+    "axis",
+    "attention",
+    "head",
+    "map",
+    "top",
+    "received",
+    "similarity",
+    "layer_summary",
+]
+
+
+def of(records: list[Record], kind: str, **where) -> list[Record]:
+    return [
+        r for r in records if r.kind == kind and all(r.where[key] == where[key] for key in where)
+    ]
+
+
+def weights_of(loaded, inputs) -> dict[str, torch.Tensor]:
+    """Each layer's weights, from its own trace: another road than the statistics."""
+    found, x = {}, loaded.model.embedding(inputs.kwargs["input_ids"])
+    for number, layer in enumerate(loaded.model.layers):
+        found[f"self/{number}"] = layer.trace(x, mask=causal())["weights"][0]
+        x = x + layer(x, mask=causal())
+    return found
+
+
+def test_records_say_what_the_model_did():
+    loaded, inputs = toy()
+    done = []
+    records = examine(loaded, inputs, progress=lambda *args: done.append(args), command="words")
+    assert [kind for kind in KINDS if of(records, kind)] == KINDS
+    (run,) = of(records, "run")
+    assert run.values["model"] == "toy" and run.values["command"] == "words"
+    assert run.values["not_caught"] == [] and run.values["dtype"] == "float32"
+    assert run.values["thresholds"]["sink"] == 0.3
+    attention = of(records, "attention")
+    assert [r.where["id"] for r in attention] == ["self/0", "self/1"]
+    assert attention[0].values["mask"] == "causal"
+    assert attention[0].values["module"] == "layers.0"
+    assert (attention[0].values["heads"], attention[0].values["kv_heads"]) == (4, 2)
+    assert [args[0] for args in done] == [1, 2]
+    for name, weights in weights_of(loaded, inputs).items():
+        for head in range(4):
+            (cells,) = of(records, "map", id=name, head=head)
+            assert cells.values["block"] == [1, 1]
+            got = unpack(cells.values["cells"])
+            assert np.allclose(got, weights[head].detach().numpy(), atol=1e-6)
+            (values,) = of(records, "head", id=name, head=head)
+            p = weights[head].double()
+            entropy = -torch.special.xlogy(p, p).sum(-1).mean()
+            assert values.values["entropy"] == pytest.approx(entropy.item(), abs=1e-5)
+
+
+def test_every_record_survives_its_line():
+    loaded, inputs = toy()
+    for record in examine(loaded, inputs):
+        line = record.to_json()
+        assert Record.from_json(line).to_json() == line
+
+
+def test_asked_links_are_exact_and_sorted():
+    loaded, inputs = toy()
+    records = examine(loaded, inputs, links=[("d", "b")])
+    asked = [r for r in of(records, "link") if r.values["asked"]]
+    wanted = {}
+    for name, weights in weights_of(loaded, inputs).items():
+        for head in range(4):
+            for key in (1, 4):  # both places of "b"
+                wanted[name, head, key] = weights[head, 6, key].item()
+    assert len(asked) == 5
+    for record, weight in zip(asked, sorted(wanted.values(), reverse=True), strict=False):
+        place = (record.where["id"], record.where["head"], record.values["key"])
+        assert record.values["query"] == 6
+        assert record.values["weight"] == pytest.approx(wanted[place], abs=1e-6)
+        assert record.values["weight"] == pytest.approx(weight, abs=1e-6)
+
+
+def test_strongest_links_leave_out_the_first_token_itself_and_its_neighbour():
+    loaded, inputs = toy()
+    records = examine(loaded, inputs)
+    links = [r for r in of(records, "link") if not r.values["asked"]]
+    weights = weights_of(loaded, inputs)
+    found = {r.values["query"]: r for r in links}
+    assert set(found) == {3, 4, 5, 6}, "earlier queries see no other key"
+    for query, record in found.items():
+        best = max(float(w[:, query, 1 : query - 1].max()) for w in weights.values())
+        assert record.values["weight"] == pytest.approx(best, abs=1e-6)
+        assert 1 <= record.values["key"] < query - 1
+    order = [r.values["weight"] for r in links]
+    assert order == sorted(order, reverse=True)
+
+
+def test_a_word_of_several_tokens_sums_over_keys_and_means_over_queries():
+    axis = {
+        **text_axis("x"),
+        "text": "unhappy cat",
+        "tokens": ["un", "happy", " cat"],
+        "starts": [0, 2, 7],
+        "ends": [2, 7, 11],
+        "special": [0, 0, 0],
+    }
+    asked = Asked.find({"text": axis}, "cat", "unhappy")
+    assert asked.query_places["text"] == [range(2, 3)]
+    assert asked.key_places["text"] == [range(0, 2)]
+    # As a model that lowers its text shows it; and never inside another word.
+    assert Asked.find({"text": axis}, "Unhappy", "cat").query_places["text"] == [range(0, 2)]
+    with pytest.raises(BadInput, match="the key 'hap' is not in the input"):
+        Asked.find({"text": axis}, "cat", "hap")
+
+
+def test_a_link_that_is_not_in_the_text_is_named_before_anything_runs():
+    loaded, inputs = toy()
+    loaded.model.forward = lambda *args, **kwargs: pytest.fail("ran")
+    with pytest.raises(BadInput, match="the query 'zebra' is not in the input"):
+        examine(loaded, inputs, links=[("zebra", "a")])
+
+
+def test_a_model_without_attention_is_named():
+    loaded, inputs = toy(layers=0)
+    with pytest.raises(NothingToWatch, match="attention"):
+        examine(loaded, inputs)
+
+
+def test_a_watched_object_shows_itself_in_a_notebook():
+    pytest.importorskip("jinja2")
+    loaded, inputs = toy()
+    with watch(loaded.model) as seen:
+        loaded.run(inputs)
+    html = seen._repr_html_()
+    assert (
+        "<" in html
+        and "http://" not in html
+        and "https://" not in html.replace("https://www.w3.org", "")
+    )
+    records = records_of(seen, tokens=[f"<b>{i}</b>" for i in range(7)])
+    (axis,) = of(records, "axis")
+    assert axis.values["tokens"][3] == "<b>3</b>"
