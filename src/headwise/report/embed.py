@@ -3,8 +3,7 @@
 Three forms of a weight, each stated on the page:
 - `f32`: as recorded.
 - `u16`: 60 steps to a thousandth, with edges where a third decimal rounds up, so that three
-  decimals
-  read from the page are three decimals of the weight. Code 0 is an exact zero.
+  decimals on the page are three decimals of the weight. Code 0 is an exact zero.
 - `u8`: 254 steps of the square root. For colour, not for reading: the error at weight p is about
   √p / 254.
 """

@@ -16,8 +16,9 @@ function describe(axis, item, joined, state, i) {
   const parts = [unitText(axis, item, joined)];
   if (state.focus === i) parts.push("in focus");
   if (state.hidden && state.hidden[i]) parts.push("hidden");
-  if (state.fill && state.focus >= 0) parts.push(`weight ${weightText(state.fill[i])}`);
-  if (state.bar && state.focus >= 0) parts.push(`attends with ${weightText(state.bar[i])}`);
+  const about = state.sure && !state.sure(i) ? "about " : "";
+  if (state.fill && state.focus >= 0) parts.push(`weight ${about}${weightText(state.fill[i])}`);
+  if (state.bar && state.focus >= 0) parts.push(`attends with ${about}${weightText(state.bar[i])}`);
   return parts.join(", ");
 }
 
@@ -59,6 +60,8 @@ function textView(axis, options) {
     for (let i = start; i < end; i++) {
       const item = items[i], single = item.to - item.from === 1;
       const special = single && axis.special.has(item.from), pad = single && axis.padding.has(item.from);
+      // A line may break before a word, not inside one.
+      if (/^\s/.test(axis.tokens[item.from])) nodes.push(h("wbr"));
       nodes.push(h("span", {
         class: `token${special ? " special" : ""}${pad ? " padding" : ""}`, role: "option",
         tabindex: -1, "data-i": i, "data-token": item.from,
@@ -118,47 +121,52 @@ function textView(axis, options) {
   };
 }
 
+/** Two pictures: what the focus attends to, and what attends to it. Only the first takes focus. */
 function imageView(axis, options) {
   const [rows, cols] = axis.grid, [width, height] = axis.size || [cols, rows];
-  const place = (i) => axis.patch[i];
-  const cell = (i) => h("button", {
-    type: "button", class: "patch", tabindex: -1, "data-i": i, "data-token": i,
-  });
+  const layout = { "grid-template-columns": `repeat(${cols}, 1fr)`, "grid-template-rows": `repeat(${rows}, 1fr)` };
+  const places = Array.from({ length: axis.count }, (_, i) => i).filter((i) => axis.patch[i] >= 0);
+  const patches = places.map((i) => h("button", { type: "button", class: "patch", tabindex: -1, "data-i": i, "data-token": i }));
+  const mirrors = places.map((i) => h("span", { class: "patch", "data-i": i }));
   const specials = [...axis.special].map((i) => h("button", { type: "button", class: "token special", "data-i": i, "data-token": i },
     h("span", { class: "t" }, axis.tokens[i] || "special"), h("span", { class: "w", "aria-hidden": "true" })));
-  const patches = [];
-  for (let i = 0; i < axis.count; i++) if (place(i) >= 0) patches.push(cell(i));
-  const grid = h("div", { class: "patches", role: "group", "aria-label": options.label, style: {
-    "grid-template-columns": `repeat(${cols}, 1fr)`, "grid-template-rows": `repeat(${rows}, 1fr)` } }, patches);
-  const picture = h("div", { class: "picture", style: { "aspect-ratio": `${width} / ${height}` } },
-    axis.image ? h("img", { src: axis.image, alt: "The model's input picture" }) : null, grid);
-  const el = h("div", { class: "imageview" }, specials.length ? h("div", { class: "tokens" }, specials) : null, picture,
+  const picture = (kids, props) => h("div", { class: "picture", style: { "aspect-ratio": `${width} / ${height}` } },
+    axis.image ? h("img", { src: axis.image, alt: "" }) : null, h("div", { class: "patches", style: layout, ...props }, kids));
+  const grid = picture(patches, { role: "group", "aria-label": options.label });
+  const to = h("figure", {}, h("figcaption", { class: "muted small" }, "What it attends to"), grid);
+  const by = h("figure", { "aria-hidden": "true" }, h("figcaption", { class: "muted small" }, "What attends to it"), picture(mirrors, {}));
+  const el = h("div", { class: "imageview" }, specials.length ? h("div", { class: "tokens" }, specials) : null, h("div", { class: "pictures" }, to, by),
     axis.image ? null : nothing(axis.image_left_out ? `The picture (${axis.image_left_out}) is too large for this page; its patches are still shown.` : "The records hold no picture; its patches are still shown."));
   pointing(el, "[data-i]", options);
   roving(grid, ".patch", () => cols);
-  const all = [...specials, ...patches];
   let items = tokenUnits(axis);
+  const veil = (one, weights, i, most) => one.style.setProperty("--alpha", weights ? (0.12 + 0.7 * place(weights[i], most)).toFixed(3) : "0");
   return {
     el,
     set(next) { items = next; },
     shade(state) {
-      for (const one of all) {
-        const i = Number(one.dataset.i);
+      by.hidden = !state.bar;
+      to.classList.toggle("bare", !state.fill);
+      for (const one of [...specials, ...patches]) {
+        const i = Number(one.dataset.i), text = describe(axis, items[i], false, state, i);
         colourItem(one, state, i);
-        one.style.setProperty("--alpha", state.fill ? (0.12 + 0.7 * place_(state, i)).toFixed(3) : "0");
-        const text = describe(axis, items[i], false, state, i);
+        veil(one, state.fill, i, state.most);
         one.setAttribute("aria-label", text);
         one.title = text;
         const w = one.querySelector(".w");
-        if (w) w.textContent = state.numbers && state.fill ? weightText(state.fill[i]) : "";
+        if (w) w.textContent = state.fill && state.focus >= 0 ? weightText(state.fill[i]) : "";
       }
-      picture.classList.toggle("shaded", !!state.fill);
+      for (const one of state.bar ? mirrors : []) {
+        const i = Number(one.dataset.i);
+        colourItem(one, { ...state, fill: state.bar, bar: null, hidden: null }, i);
+        veil(one, state.bar, i, state.most);
+        one.title = `${placeName(axis, i)}: attends with ${weightText(state.bar[i])}`;
+      }
+      for (const img of el.querySelectorAll("img")) img.classList.toggle("dull", !!(state.fill || state.bar));
     },
     show(i) { return el.querySelector(`[data-i="${i}"]`); },
   };
 }
-
-const place_ = (state, i) => place(state.fill[i], state.most);
 
 function audioView(axis, options) {
   const wide = 1200, high = 96;

@@ -4,6 +4,7 @@
 
 const MAKO = ["#0b0405", "#2e1e3b", "#413d7b", "#37659e", "#348fa7", "#40b7ad", "#8bdab2", "#def5e5"]
   .map((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)));
+const PAPER = [...MAKO, [247, 251, 247]];
 const RAMP_STEPS = 256;
 const ramps = {};
 
@@ -19,10 +20,11 @@ function ramp() {
   const table = new Uint8Array(RAMP_STEPS * 3);
   for (let i = 0; i < RAMP_STEPS; i++) {
     const t = i / (RAMP_STEPS - 1);
-    const at = (dark ? 0.06 + 0.94 * t : 1 - 0.94 * t) * (MAKO.length - 1);
-    const low = Math.min(MAKO.length - 2, Math.floor(at)), part = at - low;
+    const anchors = dark ? MAKO : PAPER;
+    const at = (dark ? 0.06 + 0.94 * t : 1 - 0.86 * t) * (anchors.length - 1);
+    const low = Math.min(anchors.length - 2, Math.floor(at)), part = at - low;
     for (let c = 0; c < 3; c++) {
-      table[3 * i + c] = Math.round(MAKO[low][c] * (1 - part) + MAKO[low + 1][c] * part);
+      table[3 * i + c] = Math.round(anchors[low][c] * (1 - part) + anchors[low + 1][c] * part);
     }
   }
   return (ramps[name] = table);

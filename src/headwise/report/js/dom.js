@@ -1,10 +1,7 @@
 // The DOM is built here only. Texts go in as text nodes, never as markup.
 
 function h(tag, props, ...kids) {
-  const svg = tag === "svg" || tag.startsWith("svg:");
-  const el = svg
-    ? document.createElementNS("http://www.w3.org/2000/svg", tag.replace("svg:", ""))
-    : document.createElement(tag);
+  const el = document.createElement(tag);
   for (const [name, value] of Object.entries(props || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) el.addEventListener(name.slice(2), value);

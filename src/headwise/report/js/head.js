@@ -38,7 +38,11 @@ async function headPage(module, head, ask) {
     if (axis === queryAxis) state.query = i >= 0 ? items(axis)[i].from : null;
     remember();
   }
-  const remember = () => history.replaceState(null, "", address(module, head));
+  /** The address and the links to the neighbours carry the token that is kept. */
+  function remember() {
+    history.replaceState(null, "", address(module, head));
+    for (const link of title.querySelectorAll("a[data-step]")) link.setAttribute("href", beside(Number(link.dataset.step)));
+  }
   function lay() {
     for (const one of views) one.view.set(items(one.axis), view.joined);
     map.set(view);
@@ -46,13 +50,23 @@ async function headPage(module, head, ask) {
       pinned.axis = queryAxis; pinned.item = unitAt(items(queryAxis), state.query);
       views[0].view.show(pinned.item);
     }
+    remember();
     update();
   }
-  /** A unit's weights spread over the items that it covers. */
+  /** Weights by item: a block's weight is shared out evenly over its keys. */
   function spread(weights, units, axis) {
     if (view.single) return weights;
     const out = new Float32Array(axis.count);
-    units.forEach((unit, u) => out.fill(weights[u], unit.from, unit.to));
+    units.forEach((unit, u) => out.fill(weights[u] / view.block[1], unit.from, unit.to));
+    return out;
+  }
+  /** Of a long text, blocks say too little about single queries: only exact ones are drawn. */
+  function attending(item, column) {
+    if (view.single || queryAxis.kind !== "text" || !tops) return spread(column, view.queries, queryAxis);
+    const out = new Float32Array(queryAxis.count);
+    for (let i = head * tops.count * tops.k; i < (head + 1) * tops.count * tops.k; i++) {
+      if (tops.keys[i] === item.from) out[tops.rows[Math.floor(i / tops.k)]] = tops.weights[i];
+    }
     return out;
   }
   function kept(query) {
@@ -80,25 +94,34 @@ async function headPage(module, head, ask) {
     const c = asKey ? (view.single ? now.item : unitAt(view.keys, item.from)) : -1;
     const top = asQuery ? kept(item.from) : null;
     const row = asQuery ? rowOf(view, r) : null, column = asKey ? columnOf(view, c) : null;
-    let fillWeights = null, most = view.most || 1;
-    // Exact strongest keys, where they were kept, say more than blocks or rounded cells.
-    if (top && !view.single) { fillWeights = new Float32Array(keyAxis.count); for (const [key, w] of top) fillWeights[key] = w; most = Math.max(...top.map(([, w]) => w), 1e-6); }
-    else if (row) fillWeights = spread(row, view.keys, keyAxis);
-    const bar = column ? spread(column, view.queries, queryAxis) : null;
+    const fillWeights = row ? spread(row, view.keys, keyAxis) : null, bar = column ? attending(item, column) : null;
+    // Exact strongest keys, where they were kept, take the place of blocks and rounded cells.
+    const exact = new Set(top ? top.map(([key]) => key) : []);
+    if (top && fillWeights) for (const [key, w] of top) fillWeights[key] = w;
+    let most = view.most || 1;
+    if (!view.single) { most = 1e-9; for (const list of [fillWeights, bar]) if (list) for (const w of list) if (w > most) most = w; }
     const whole = queryAxis.count <= 200;
     for (const { axis, view: v } of views) {
       v.shade({ fill: axis === keyAxis ? fillWeights : null, bar: axis === queryAxis ? bar : null, most, hidden: hiddenItems(axis),
-        focus: axis === now.axis ? now.item : -1, numbers: whole });
+        focus: axis === now.axis ? now.item : -1, numbers: whole, sure: (i) => view.exact || exact.has(i) });
     }
     map.mark(r, now.column !== undefined && now.column >= 0 ? now.column : asQuery ? -1 : c);
     const name = h("q", { class: "tok" }, unitNodes(now.axis, item, view.joined));
     fill(caption, name, now.column >= 0 && r >= 0 ? [" → ", h("q", { class: "tok" }, unitNodes(keyAxis, view.keys[now.column], view.joined)), " ", h("b", { class: "num" }, weightText(view.values[r * view.cols + now.column]))] : null,
+      asQuery ? leads(" attends most to ", strongest(row, 1), keyAxis, view.keys, top) : null,
+      asKey ? leads(asQuery ? "; most attended to by " : " is most attended to by ", strongest(column, 1), queryAxis, view.queries, null) : null, ".",
       asQuery ? summary(row, top, r) : null);
     fill(tables, asQuery ? keysTable(name.cloneNode(true), row, top, r) : null, asKey ? queriesTable(name.cloneNode(true), column, c) : null);
   }
   function hiddenItems(axis) {
     if (!view.hidden || axis !== keyAxis) return null;
     return view.single ? view.hidden : Array.from({ length: axis.count }, (_, i) => view.hidden[unitAt(view.keys, i)]);
+  }
+  /** The one strongest, as the end of a sentence. */
+  function leads(text, [best], axis, units, top) {
+    if (top && top.length) return [text, h("q", { class: "tok" }, unitNodes(axis, { from: top[0][0], to: top[0][0] + 1 })), " ", h("b", { class: "num" }, weightText(top[0][1]))];
+    if (!best) return [text, "nothing"];
+    return [text, h("q", { class: "tok" }, unitNodes(axis, units[best[0]], view.joined)), " ", h("b", { class: "num" }, (view.exact ? "" : "≈") + weightText(best[1]))];
   }
   function summary(row, top, r) {
     if (top) return h("span", { class: "muted" }, ` The ${top.length} strongest keys, exact.`);

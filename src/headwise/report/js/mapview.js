@@ -13,39 +13,38 @@ function mapView({ onpoint, onpick }) {
     choice("Colours to", [["head", "this head's largest"], ["one", "1, same for all"]], "head", (v) => { fixed = v === "one"; render(); showLegend(); }));
   const el = h("div", { class: "mapview" }, tools, canvas, legendBox,
     h("p", { class: "muted small", id: "map-keys" }, "Rows are queries, columns are keys. Wheel or + and − to zoom, drag to move, arrows to walk, 0 to reset."));
-  let view = null, picture = null, fixed = false, side = 0, cell = 1, x0 = 0, y0 = 0, row = -1, col = -1, cursor = false;
-  const margin = () => (labelled() ? { left: 104, top: 84 } : { left: 22, top: 22 });
-  const fitCell = () => { const m = 22; return Math.min((side - m) / view.cols, (high() - m) / view.rows); };
+  let view = null, picture = null, fixed = false, side = 0, cell = 1, base = 1, stretch = 1, x0 = 0, y0 = 0, row = -1, col = -1, cursor = false;
+  // A cell is `cell` wide and `tallCell()` high: few queries on many keys are stretched.
+  const tallCell = () => cell * stretch;
+  const margin = () => ({ left: view && side > 300 && tallCell() >= LABEL_CELL ? 104 : 22, top: view && side > 300 && cell >= LABEL_CELL ? 84 : 22 });
+  const fitCell = (left = 22, top = 22) => Math.min((side - left) / view.cols, (high() - top) / view.rows / stretch);
   const high = () => canvas.clientHeight;
-  const labelled = () => view && cell >= LABEL_CELL && side > 300;
   const most = () => (fixed ? 1 : view.most || 1);
 
   function reset() {
     if (!view) return;
-    const m = { left: 104, top: 84 };
-    const roomy = side > 300 ? Math.min((side - m.left) / view.cols, (high() - m.top) / view.rows) : 0;
-    cell = roomy >= LABEL_CELL ? roomy : fitCell();
+    const roomy = fitCell(104, 84), half = fitCell(104, 22);
+    base = cell = side <= 300 ? fitCell() : roomy >= LABEL_CELL ? roomy : half * stretch >= LABEL_CELL ? half : fitCell();
     x0 = y0 = 0;
     render();
   }
-  const least = () => Math.min(fitCell(), cell, LABEL_CELL);
   function zoomBy(factor, px, py) {
     if (!view) return false;
     const m = margin();
     px = px ?? (side + m.left) / 2; py = py ?? (high() + m.top) / 2;
-    const next = Math.max(Math.min(fitCell(), 160), Math.min(160, cell * factor));
+    const next = Math.max(Math.min(base, 160), Math.min(Math.max(base, 160), cell * factor));
     if (next === cell) return false;
-    const u = (px - m.left) / cell + x0, v = (py - m.top) / cell + y0;
+    const u = (px - m.left) / cell + x0, v = (py - m.top) / tallCell() + y0;
     cell = next;
     const now = margin();
-    x0 = u - (px - now.left) / cell; y0 = v - (py - now.top) / cell;
+    x0 = u - (px - now.left) / cell; y0 = v - (py - now.top) / tallCell();
     render();
     return true;
   }
   function bound() {
     const m = margin();
     x0 = Math.max(0, Math.min(x0, view.cols - (side - m.left) / cell));
-    y0 = Math.max(0, Math.min(y0, view.rows - (high() - m.top) / cell));
+    y0 = Math.max(0, Math.min(y0, view.rows - (high() - m.top) / tallCell()));
     if (x0 < 0 || !Number.isFinite(x0)) x0 = 0;
     if (y0 < 0 || !Number.isFinite(y0)) y0 = 0;
   }
@@ -65,12 +64,12 @@ function mapView({ onpoint, onpick }) {
     pen.save();
     pen.beginPath(); pen.rect(m.left, m.top, side - m.left, tall - m.top); pen.clip();
     pen.imageSmoothingEnabled = false;
-    const X = (c) => m.left + (c - x0) * cell, Y = (r) => m.top + (r - y0) * cell;
+    const X = (c) => m.left + (c - x0) * cell, Y = (r) => m.top + (r - y0) * tallCell(), tc = tallCell();
     pen.fillStyle = ink.getPropertyValue("--sunk");
-    pen.fillRect(X(0), Y(0), view.cols * cell, view.rows * cell);
-    pen.drawImage(picture, X(0), Y(0), view.cols * cell, view.rows * cell);
+    pen.fillRect(X(0), Y(0), view.cols * cell, view.rows * tc);
+    pen.drawImage(picture, X(0), Y(0), view.cols * cell, view.rows * tc);
     const c0 = Math.floor(x0), c1 = Math.min(view.cols, Math.ceil(x0 + (side - m.left) / cell));
-    const r0 = Math.floor(y0), r1 = Math.min(view.rows, Math.ceil(y0 + (tall - m.top) / cell));
+    const r0 = Math.floor(y0), r1 = Math.min(view.rows, Math.ceil(y0 + (tall - m.top) / tc));
     if (cell >= LINE_CELL) {
       pen.strokeStyle = ink.getPropertyValue("--panel"); pen.lineWidth = 1;
       pen.beginPath();
@@ -88,37 +87,35 @@ function mapView({ onpoint, onpick }) {
       }
     }
     pen.strokeStyle = ink.getPropertyValue("--accent"); pen.lineWidth = 2;
-    if (row >= 0) pen.strokeRect(X(0), Y(row), view.cols * cell, Math.max(cell, 2));
-    if (col >= 0) { pen.globalAlpha = row >= 0 ? 0.6 : 1; pen.strokeRect(X(col), Y(0), Math.max(cell, 2), view.rows * cell); pen.globalAlpha = 1; }
+    if (row >= 0) pen.strokeRect(X(0), Y(row), view.cols * cell, Math.max(tc, 2));
+    if (col >= 0) { pen.globalAlpha = row >= 0 ? 0.6 : 1; pen.strokeRect(X(col), Y(0), Math.max(cell, 2), view.rows * tc); pen.globalAlpha = 1; }
     if (cursor && row >= 0 && col >= 0) {
       pen.strokeStyle = ink.color; pen.lineWidth = 2.5;
-      pen.strokeRect(X(col), Y(row), Math.max(cell, 4), Math.max(cell, 4));
+      pen.strokeRect(X(col), Y(row), Math.max(cell, 4), Math.max(tc, 4));
     }
     pen.restore();
     names(pen, ink, m, X, Y, c0, c1, r0, r1, tall);
-    const shown = cell / fitCell();
+    const shown = cell / base;
     scaleText.textContent = `${shown < 10 ? shown.toFixed(1) : Math.round(shown)}×`;
     canvas.style.touchAction = shown > 1.2 ? "none" : "pan-y";
-    Object.assign(canvas.dataset, { cell: cell.toFixed(3), row, col, left: m.left, top: m.top, x: x0.toFixed(3), y: y0.toFixed(3) });
+    Object.assign(canvas.dataset, { cell: cell.toFixed(3), tall: tc.toFixed(3), row, col, left: m.left, top: m.top, x: x0.toFixed(3), y: y0.toFixed(3) });
   }
   function names(pen, ink, m, X, Y, c0, c1, r0, r1, tall) {
     pen.font = "12px system-ui, sans-serif"; pen.textBaseline = "middle";
-    if (!labelled()) {
-      pen.fillStyle = ink.getPropertyValue("--muted");
-      pen.textAlign = "left"; pen.fillText("keys →", m.left, 10);
-      pen.save(); pen.translate(10, m.top); pen.rotate(Math.PI / 2); pen.fillText("queries →", 0, 0); pen.restore();
-      return;
-    }
+    const across = m.top > 22, down = m.left > 22;
+    pen.fillStyle = ink.getPropertyValue("--muted"); pen.textAlign = "left";
+    if (!across) pen.fillText("keys →", m.left, 10);
+    if (!down) { pen.save(); pen.translate(10, m.top); pen.rotate(Math.PI / 2); pen.fillText("queries →", 0, 0); pen.restore(); }
     const clip = (text, most) => { let t = text; while (t.length > 1 && pen.measureText(t).width > most) t = t.slice(0, -1); return t === text ? t : `${t.slice(0, -1)}…`; };
     const colour = (on) => ink.getPropertyValue(on ? "--accent" : "--ink");
     pen.save(); pen.beginPath(); pen.rect(0, m.top, m.left, tall - m.top); pen.clip(); pen.textAlign = "right";
-    for (let r = r0; r < r1; r++) {
+    for (let r = r0; down && r < r1; r++) {
       pen.fillStyle = colour(r === row);
       pen.fillText(clip(unitText(view.queryAxis, view.queries[r], view.joined), m.left - 16), m.left - 8, Y(r + 0.5));
     }
     pen.restore();
     pen.save(); pen.beginPath(); pen.rect(m.left - 20, 0, side - m.left + 20, m.top); pen.clip(); pen.textAlign = "left";
-    for (let c = c0; c < c1; c++) {
+    for (let c = c0; across && c < c1; c++) {
       pen.save(); pen.translate(X(c + 0.5), m.top - 7); pen.rotate(-Math.PI / 3.2);
       pen.fillStyle = view.hidden && view.hidden[c] ? ink.getPropertyValue("--muted") : colour(c === col);
       pen.fillText(clip(unitText(view.keyAxis, view.keys[c], view.joined), 82), 0, 0); pen.restore();
@@ -133,7 +130,7 @@ function mapView({ onpoint, onpick }) {
   const locate = (event) => {
     const box = canvas.getBoundingClientRect(), m = margin();
     const px = event.clientX - box.left, py = event.clientY - box.top;
-    const c = Math.floor((px - m.left) / cell + x0), r = Math.floor((py - m.top) / cell + y0);
+    const c = Math.floor((px - m.left) / cell + x0), r = Math.floor((py - m.top) / tallCell() + y0);
     return { px, py, r: py >= m.top && r >= 0 && r < view.rows ? r : -1, c: px >= m.left && c >= 0 && c < view.cols ? c : -1 };
   };
   canvas.addEventListener("wheel", (event) => {
@@ -147,7 +144,7 @@ function mapView({ onpoint, onpick }) {
     const before = pointers.get(event.pointerId);
     if (before) {
       if (pointers.size === 1) {
-        x0 -= (event.clientX - before.clientX) / cell; y0 -= (event.clientY - before.clientY) / cell;
+        x0 -= (event.clientX - before.clientX) / cell; y0 -= (event.clientY - before.clientY) / tallCell();
         moved += Math.abs(event.clientX - before.clientX) + Math.abs(event.clientY - before.clientY);
         render();
       } else {
@@ -183,7 +180,7 @@ function mapView({ onpoint, onpick }) {
       cursor = true;
       const r = Math.max(0, Math.min(view.rows - 1, Math.max(row, 0) + move[0]));
       const c = Math.max(0, Math.min(view.cols - 1, Math.max(col, 0) + move[1]));
-      const m = margin(), wide = (side - m.left) / cell, tall = (high() - m.top) / cell;
+      const m = margin(), wide = (side - m.left) / cell, tall = (high() - m.top) / tallCell();
       if (c < x0) x0 = c; if (c + 1 > x0 + wide) x0 = c + 1 - wide;
       if (r < y0) y0 = r; if (r + 1 > y0 + tall) y0 = r + 1 - tall;
       onpoint(r, c);
@@ -207,6 +204,7 @@ function mapView({ onpoint, onpick }) {
       view = next;
       canvas.setAttribute("aria-label", `Map of ${headTitle(view.module, view.head)}: ${view.rows} × ${view.cols} cells`);
       const shape = Math.max(0.35, Math.min(1, view.rows / view.cols + 0.08));
+      stretch = Math.max(1, (0.3 * view.cols) / view.rows);
       canvas.style.aspectRatio = String(1 / shape);
       side = canvas.clientWidth;
       if (same) render(); else reset();

@@ -57,7 +57,13 @@ function gridStatistics() {
   return list;
 }
 
+function blocksFor(width, heads, layers) {
+  const fit = Math.floor((width - 20) / (heads * 52 + 62));
+  return Math.max(1, Math.min(3, fit, Math.ceil(layers / 8)));
+}
+
 function gridPanel() {
+  let blocks = 1;
   const chosen = state.grid, box = h("section", { class: "panel", id: "all-heads", "aria-labelledby": "all-heads-title" });
   if (!sections().includes(chosen.section)) chosen.section = sections()[0];
   const redraw = (focus) => {
@@ -115,11 +121,16 @@ function gridPanel() {
   function byLayer(heads, passes, low, high) {
     const modules = MODULES.filter((m) => m.section === chosen.section);
     const most = Math.max(...modules.map((m) => m.heads));
-    const grid = h("div", { class: "grid", role: "grid", "aria-label": `${chosen.section}, layers × heads`, style: { "--heads": most } },
-      h("div", { class: "gridrow head", role: "row" }, h("span", { class: "corner", role: "columnheader" }, h("span", { class: "visually-hidden" }, "layer")),
-        Array.from({ length: most }, (_, i) => h("span", { class: "col", role: "columnheader" }, String(i)))),
-      modules.map((module) => h("div", { class: "gridrow", role: "row" }, h("span", { class: "layer", role: "rowheader", title: `${module.module}; mask: ${module.mask ?? "not stated"}` }, String(module.layer)),
-        heads.filter((one) => one.module === module).map((one) => h("div", { role: "gridcell" }, cell(one, low, high, false, !passes(one)))))));
+    // Deep models stand in two or three blocks side by side where there is room.
+    blocks = blocksFor(box.clientWidth, most, modules.length);
+    const each = Math.ceil(modules.length / blocks);
+    const row = (module) => h("div", { class: "gridrow", role: "row" }, h("span", { class: "layer", role: "rowheader", title: `${module.module}; mask: ${module.mask ?? "not stated"}` }, String(module.layer)),
+        heads.filter((one) => one.module === module).map((one) => h("div", { role: "gridcell" }, cell(one, low, high, false, !passes(one)))));
+    const grid = h("div", { class: "grid", role: "grid", "aria-label": `${chosen.section}, layers × heads`, style: { "--heads": most, "--blocks": blocks } },
+      Array.from({ length: blocks }, (_, b) => h("div", { class: "block", role: "rowgroup" },
+        h("div", { class: "gridrow head", role: "row" }, h("span", { class: "corner", role: "columnheader" }, h("span", { class: "visually-hidden" }, "layer")),
+          Array.from({ length: most }, (_, i) => h("span", { class: "col", role: "columnheader" }, String(i)))),
+        modules.slice(b * each, (b + 1) * each).map(row))));
     roving(grid, ".cell", () => most);
     return h("div", { class: "scroll" }, grid);
   }
@@ -132,5 +143,7 @@ function gridPanel() {
     return [list, kept.length > 600 ? nothing(`The first 600 of ${kept.length} heads are shown.`) : null];
   }
   draw();
+  const shape = () => { const m = MODULES.filter((one) => one.section === chosen.section); return [Math.max(...m.map((one) => one.heads)), m.length]; };
+  new ResizeObserver(() => { if (chosen.order === "layer" && blocksFor(box.clientWidth, ...shape()) !== blocks) draw(); }).observe(box);
   return { el: box, draw };
 }

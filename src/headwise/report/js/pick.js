@@ -83,7 +83,8 @@ function pickPanel(onlinks) {
   function options() {
     const redraw = (key) => (on) => { state.include[key] = on; show().then(() => byId(`include-${key}`)?.focus()); };
     const out = [state.include.aside ? null : "special and first tokens", state.include.own ? null : "the token itself", state.include.punctuation ? null : "punctuation"].filter(Boolean);
-    return h("div", { class: "row options" },
+    return h("div", { class: "row options ruled" },
+      h("p", { class: "muted small" }, "Above: filled is the largest weight that any head gives from the picked token; the bar is the largest that any head gives to it."),
       h("p", { class: "small", id: "left-out" }, out.length ? `Left out of this ranking: ${out.join(", ")}. ` : "Nothing is left out of this ranking. ", "Weights are the model's own, not rescaled."),
       h("div", { class: "row" }, toggle("Special and first tokens", state.include.aside, redraw("aside"), { id: "include-aside" }),
         toggle("The token itself", state.include.own, redraw("own"), { id: "include-own" }),
@@ -122,8 +123,9 @@ function pickPanel(onlinks) {
       h("span", { class: "strength", style: { "--part": (best.weight / most).toFixed(3), "--fill": css(rgb(best.weight, most)) } }),
       h("button", { type: "button", class: "tok plain", title: "Pick this one", onclick: () => pick(axis, group.at) }, unitNodes(axis, { from: group.at, to: group.at + 1 })),
       one(best), group.asked ? h("span", { class: "chip asked" }, "asked for") : null,
-      rest.length ? h("details", {}, h("summary", {}, `${rest.length} more ${rest.length === 1 ? "head" : "heads"}`),
-        h("div", { class: "more" }, rest.slice(0, 40).map(one), rest.length > 40 ? h("span", { class: "muted" }, `and ${rest.length - 40} weaker`) : null)) : null);
+      rest.length ? h("div", { class: "next" }, rest.slice(0, 2).map(one),
+        rest.length > 2 ? h("details", {}, h("summary", {}, `${rest.length - 2} more`),
+          h("div", { class: "more" }, rest.slice(2, 42).map(one), rest.length > 42 ? h("span", { class: "muted" }, `and ${rest.length - 42} weaker`) : null)) : null) : null);
   }
   function absent(axis, token, kept) {
     if (!kept.length) return nothing("The maps are pooled and no query's strongest keys were kept, so single links cannot be listed. A head's page shows the pooled rows.");

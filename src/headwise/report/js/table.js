@@ -17,7 +17,7 @@ function tablePage() {
     const table = h("table", { class: "data heads" },
       h("caption", { class: "visually-hidden" }, "All heads with their statistics; activate a column's header to sort"),
       h("thead", {}, h("tr", {}, head("@head", "Head", "Layer and head, counted from 0", { class: "pin" }), sections().length > 1 ? h("th", { scope: "col" }, "Kind") : null,
-        head("labels", "Labels", "Names given by the thresholds"), columns.map((s) => head(s.key, s.name, s.text)))),
+        head("labels", "Labels", "Names given by the thresholds"), columns.map((s) => head(s.key, s.name, s.text, { class: "num" })))),
       h("tbody", {}, shown.map(({ module, head: n }) => h("tr", {}, h("th", { scope: "row", class: "pin" }, h("a", { href: headLink(module, n) }, headName(module, n))),
         sections().length > 1 ? h("td", {}, module.section) : null, h("td", { class: "labels" }, labelsOf(module, n).map(labelChip)),
         columns.map((s) => h("td", { class: "num" }, numberText(statistic(module, n, s.key))))))));

@@ -51,7 +51,7 @@ function unitText(axis, unit, joined) {
   }
   if (unit.to - unit.from === 1) return placeName(axis, unit.from);
   if (axis.kind === "audio") return `${(unit.from * axis.step).toFixed(2)}–${(unit.to * axis.step).toFixed(2)} s`;
-  return `places ${unit.from}–${unit.to - 1}`;
+  return `${placeName(axis, unit.from)} to ${placeName(axis, unit.to - 1)}`;
 }
 
 function wordText(axis, unit) {
