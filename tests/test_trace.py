@@ -142,7 +142,7 @@ MultiHeadAttention(12, 4 heads, num_kv_heads=2, head_dim=5)
 5 mask
   masked               2     4         3         3                      -inf where hidden
 6 softmax
-  lse                  2     4         3                                ln of the softmax denominator
+  lse                  2     4         3                                ln of the denominator
   weights              2     4         3         3                      each row sums to 1
 7 weigh the values
   head_outputs         2     4         3                   5            weights @ value

@@ -50,7 +50,7 @@ _TABLE: dict[str, tuple[int, tuple[str, ...], str]] = {
     "capped": (4, (BATCH, HEAD, QUERY, KEY), "softcap * tanh(score / softcap)"),
     "biased": (4, (BATCH, HEAD, QUERY, KEY), "plus the position bias"),
     "masked": (5, (BATCH, HEAD, QUERY, KEY), "-inf where hidden"),
-    "lse": (6, (BATCH, HEAD, QUERY), "ln of the softmax denominator"),
+    "lse": (6, (BATCH, HEAD, QUERY), "ln of the denominator"),
     "weights": (6, (BATCH, HEAD, QUERY, KEY), "each row sums to 1"),
     "head_outputs": (7, (BATCH, HEAD, QUERY, DIM), "weights @ value"),
     "concatenated": (8, (BATCH, QUERY, WIDTH), "heads side by side"),
