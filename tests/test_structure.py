@@ -1,4 +1,5 @@
-"""The house: which part may import which, what `import headwise` costs, what the repository holds."""
+"""The house: which part may import which, what `import headwise` costs, what the repository
+holds."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ FLOORS: list[set[str]] = [
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 
-# Doors that open only when somebody walks through: an import inside a function, upwards, on purpose.
+# Doors that open only when somebody walks through: an import inside a function, upwards, on
+# purpose.
 UPWARD = {
     # A watched object shows itself: its statistics, and in a notebook the overview.
     ("watch", "statistics"),
@@ -56,7 +58,8 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 
 def _imports(tree: ast.AST, inside: bool = False) -> Iterator[tuple[str, bool]]:
-    """(imported module or name, whether inside a function); imports for types alone do not count."""
+    """(imported module or name, whether inside a function); imports for types alone do not
+    count."""
     for node in ast.iter_child_nodes(tree):
         if _is_type_checking(node):
             continue
@@ -96,7 +99,8 @@ def test_imports_run_downwards(path: Path) -> None:
         if imported == part or (inside and (part, imported) in UPWARD):
             continue
         if part == "__init__":
-            # The front door shows the public names: it may open any part, but no page and no command.
+            # The front door shows the public names: it may open any part, but no page and no
+            # command.
             floor = FLOOR[imported or "statistics"]
             assert floor <= FLOOR["statistics"], f"headwise imports {imported}"
             continue
