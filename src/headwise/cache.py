@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.positions import count_positions
+from headwise.positions import count_positions, position_after
 
 
 class Cached(NamedTuple):
@@ -31,20 +31,6 @@ class Cached(NamedTuple):
     values: Tensor
     positions: Tensor
     real: Tensor | None
-
-
-def _position_after(positions: Tensor, real: Tensor | None) -> Tensor:
-    """The next position of each row, (B,): one more than that of its last real token.
-
-    A row without a real token goes on from its last column, which holds its own count.
-    """
-    last = positions[:, -1]
-    if real is not None:
-        index = torch.arange(real.shape[1], device=real.device)
-        newest = torch.where(real, index, -1).amax(-1)
-        at = positions.gather(1, newest.clamp(min=0)[:, None])[:, 0]
-        last = torch.where(newest >= 0, at, last)
-    return last + 1
 
 
 class _Cache:
@@ -177,7 +163,7 @@ class _Cache:
         self._same = self._same and positions.shape[0] == 1 and real is None
         positions = positions.to(torch.int64).expand(self.batch, length)
         if length:
-            self._next = _position_after(positions, real)
+            self._next = position_after(positions, real)
         self.seen += length
         return positions, real
 
@@ -211,7 +197,7 @@ class _Cache:
             self._next = torch.zeros_like(self._next)
         else:
             real = None if self._real is None else self._real[:, held]
-            self._next = _position_after(self._positions[:, held], real)
+            self._next = position_after(self._positions[:, held], real)
 
     def _want_length(self, length: int) -> None:
         if not 0 <= length <= self.seen:

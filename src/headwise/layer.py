@@ -6,7 +6,6 @@ It never picks a kernel, and nothing is causal unless a mask says so.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
@@ -28,8 +27,8 @@ from headwise.positions import (
     real_tokens,
     require_causal,
 )
-from headwise.reference import attention_steps, merge_heads, scores, split_heads
-from headwise.trace import Trace
+from headwise.reference import merge_heads, split_heads
+from headwise.trace import Trace, attention_weights, trace_layer
 
 Note = Callable[[str, Tensor], None]
 
@@ -182,12 +181,12 @@ class MultiHeadAttention(nn.Module):
         """
         if average_weights and not need_weights:
             raise ValueError("MultiHeadAttention: average_weights=True needs need_weights=True")
-        parts = self._attend_to(x, context, mask, cache, positions, _ignore)
+        parts = self.parts(x, context, mask, cache, positions, _ignore)
         heads = attention(**parts, dropout=self.dropout if self.training else 0.0)
-        output = self._join(x, heads, _ignore)
+        output = self.join(x, heads, _ignore)
         if not need_weights:
             return output
-        weights = _weights(AttentionCall(**parts)).to(output.dtype)
+        weights = attention_weights(AttentionCall(**parts)).to(output.dtype)
         return output, weights.mean(1) if average_weights else weights
 
     def project_context(self, context: Tensor | tuple[Tensor, Tensor]) -> ProjectedContext:
@@ -220,7 +219,6 @@ class MultiHeadAttention(nn.Module):
         reach = self.options.reach
         return RollingKVCache(batch, heads, reach, key, value, dtype=dtype, device=device)
 
-    @torch.no_grad()
     def trace(
         self,
         x: Tensor,
@@ -234,27 +232,7 @@ class MultiHeadAttention(nn.Module):
         The arguments are those of `forward`. A float64 copy of this layer does the work, so neither
         it nor any cache changes; memory grows with L * S. `print(layer.trace(x))` shows a table.
         """
-        twin = copy.deepcopy(self).double().eval()
-        steps: dict[str, Tensor] = {}
-
-        def note(name: str, tensor: Tensor) -> None:
-            steps[name] = tensor.detach()
-
-        parts = twin._attend_to(x.double(), _double(context), mask, None, positions, note)
-        done = attention_steps(AttentionCall(**parts))
-        if self.options.softcap is None:
-            del done["capped"]
-        if parts["bias"] is None:
-            del done["biased"]
-        done["head_outputs"] = done.pop("output")
-        steps |= done
-        note("output", twin._join(x.double(), done["head_outputs"], note))
-        remarks = {"scaled": f"times {AttentionCall(**parts).scale_value:.6g}"}
-        if context is None:
-            remarks |= {"x": "the tokens"} | dict.fromkeys(("key_context", "value_context"), "x")
-        if self.sinks is not None:
-            remarks["weights"] = "each row sums to 1 less the share of the sink logit"
-        return Trace(f"MultiHeadAttention({self.extra_repr()})", steps, remarks)
+        return trace_layer(self, x, context, mask, positions)
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
@@ -303,7 +281,7 @@ class MultiHeadAttention(nn.Module):
         _copy(layer.out_proj.bias, module.out_proj.bias, 0, False)
         return layer.train(module.training)
 
-    def _attend_to(
+    def parts(
         self,
         x: Tensor,
         context: Context | None,
@@ -409,8 +387,8 @@ class MultiHeadAttention(nn.Module):
             )
         return query, key, value, mask, bias
 
-    def _join(self, x: Tensor, heads: Tensor, note: Note) -> Tensor:
-        """Step 8."""
+    def join(self, x: Tensor, heads: Tensor, note: Note) -> Tensor:
+        """Step 8: heads side by side, gated where the layer has a gate, projected out."""
         joined = merge_heads(heads)
         note("concatenated", joined)
         if self.gate_proj is not None:
@@ -450,24 +428,6 @@ def _normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     return normed.to(x.dtype)
 
 
-def _weights(call: AttentionCall) -> Tensor:
-    """Attention weights before dropout, (B, Hq, L, S), in a form that has gradients everywhere."""
-    final = scores(call)
-    if not call.key_length:
-        return final
-    top = final.amax(-1, keepdim=True).detach()
-    empty = top == -torch.inf
-    extra = torch.zeros((), dtype=final.dtype, device=final.device)
-    if call.sinks is not None:
-        sinks = call.sinks.to(final.dtype)[:, None, None]
-        top = torch.maximum(top, sinks.detach())
-        extra = torch.exp(sinks - top)
-    exponents = torch.exp(final - torch.where(empty, 0.0, top))
-    total = exponents.sum(-1, keepdim=True) + extra
-    # An empty row divides zeros by one: 0/0 would put NaN into the gradient.
-    return exponents / torch.where(empty, 1.0, total)
-
-
 def _copy(target: Tensor | None, source: Tensor | None, index: int, fused: bool) -> None:
     """Copy `source`, or its third number `index` where it is fused, and its requires_grad."""
     if target is None or source is None:
@@ -475,11 +435,3 @@ def _copy(target: Tensor | None, source: Tensor | None, index: int, fused: bool)
     with torch.no_grad():
         target.copy_(source.chunk(3)[index] if fused else source)
     target.requires_grad_(source.requires_grad)
-
-
-def _double(context: Context | None) -> Context | None:
-    if context is None or isinstance(context, Tensor):
-        return None if context is None else context.double()
-    if isinstance(context, ProjectedContext):
-        return ProjectedContext(context.key.double(), context.value.double())
-    return context[0].double(), context[1].double()

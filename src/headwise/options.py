@@ -62,8 +62,7 @@ class AttentionOptions:
 
     @property
     def reach(self) -> int | None:
-        """How many keys a query may see back, its own among them, where none after it is "
-        "visible."""
+        """How many keys back a query sees, its own among them. None: unlimited, or not causal."""
         if isinstance(self.window, tuple):
             return self.window[0] + 1 if self.window[1] == 0 else None
         return self.window

@@ -36,6 +36,7 @@ __all__ = [
     "YaRNScaling",
     "alibi_slopes",
     "count_positions",
+    "position_after",
     "real_tokens",
     "require_causal",
 ]
@@ -70,6 +71,20 @@ def count_positions(real: Tensor, start: Tensor | int = 0) -> Tensor:
     """
     count = real.to(torch.int64).cumsum(-1) - 1
     return count + (start[:, None] if isinstance(start, Tensor) else start)
+
+
+def position_after(positions: Tensor, real: Tensor | None) -> Tensor:
+    """The next position of each row, (B,): one more than that of its last real token.
+
+    A row without a real token goes on from its last column, which holds its own count.
+    """
+    last = positions[:, -1]
+    if real is not None:
+        index = torch.arange(real.shape[1], device=real.device)
+        newest = torch.where(real, index, -1).amax(-1)
+        at = positions.gather(1, newest.clamp(min=0)[:, None])[:, 0]
+        last = torch.where(newest >= 0, at, last)
+    return last + 1
 
 
 def _rows(positions: Tensor) -> Tensor:

@@ -1,11 +1,25 @@
-"""Trace: every intermediate of the eight steps, by name, with its axes; printed, a table."""
+"""Trace: every intermediate of the eight steps, by name, with its axes; printed, a table.
+
+Here too: the weights of one call, for whoever asks a layer for them.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
+
+from headwise.call import AttentionCall
+from headwise.intervals import Mask
+from headwise.options import Context, ProjectedContext
+from headwise.reference import attention_steps, scores
+
+if TYPE_CHECKING:
+    from headwise.layer import MultiHeadAttention
 
 #: The eight steps of multi-head attention (Vaswani et al. 2017, arXiv 1706.03762, section 3.2).
 STEPS = {
@@ -141,3 +155,61 @@ class Trace(Mapping[str, Tensor]):
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+@torch.no_grad()
+def trace_layer(
+    layer: MultiHeadAttention,
+    x: Tensor,
+    context: Context | None,
+    mask: Mask | None,
+    positions: Tensor | None,
+) -> Trace:
+    """What `MultiHeadAttention.trace` returns: a float64 copy of the layer, by the definition."""
+    twin = copy.deepcopy(layer).double().eval()
+    steps: dict[str, Tensor] = {}
+
+    def note(name: str, tensor: Tensor) -> None:
+        steps[name] = tensor.detach()
+
+    call = AttentionCall(**twin.parts(x.double(), _double(context), mask, None, positions, note))
+    done = attention_steps(call)
+    if call.softcap is None:
+        del done["capped"]
+    if call.bias is None:
+        del done["biased"]
+    done["head_outputs"] = done.pop("output")
+    steps |= done
+    note("output", twin.join(x.double(), done["head_outputs"], note))
+    remarks = {"scaled": f"times {call.scale_value:.6g}"}
+    if context is None:
+        remarks |= {"x": "the tokens"} | dict.fromkeys(("key_context", "value_context"), "x")
+    if call.sinks is not None:
+        remarks["weights"] = "each row sums to 1 less the share of the sink logit"
+    return Trace(f"MultiHeadAttention({layer.extra_repr()})", steps, remarks)
+
+
+def _double(context: Context | None) -> Context | None:
+    if context is None or isinstance(context, Tensor):
+        return None if context is None else context.double()
+    if isinstance(context, ProjectedContext):
+        return ProjectedContext(context.key.double(), context.value.double())
+    return context[0].double(), context[1].double()
+
+
+def attention_weights(call: AttentionCall) -> Tensor:
+    """Attention weights before dropout, (B, Hq, L, S), in a form that has gradients everywhere."""
+    final = scores(call)
+    if not call.key_length:
+        return final
+    top = final.amax(-1, keepdim=True).detach()
+    empty = top == -torch.inf
+    extra = torch.zeros((), dtype=final.dtype, device=final.device)
+    if call.sinks is not None:
+        sinks = call.sinks.to(final.dtype)[:, None, None]
+        top = torch.maximum(top, sinks.detach())
+        extra = torch.exp(sinks - top)
+    exponents = torch.exp(final - torch.where(empty, 0.0, top))
+    total = exponents.sum(-1, keepdim=True) + extra
+    # An empty row divides zeros by one: 0/0 would put NaN into the gradient.
+    return exponents / torch.where(empty, 1.0, total)
