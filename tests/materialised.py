@@ -169,6 +169,7 @@ def _head(
     }
     if ids is not None:
         out |= {"duplicate_token": _mean(duplicate), "induction": _mean(induction)}
+        out["matched_rows"] = torch.tensor(len(duplicate))
     return out
 
 

@@ -49,11 +49,11 @@ def compare(call: AttentionCall, options: dict[str, Any], tile: tuple[int, int] 
             want, beyond = want[..., : got.shape[-1]], want[..., got.shape[-1] :]
             assert not bool((beyond > 0).any()), "weight beyond the last bin"
         # Means of weights are at most 1; what is near 0 is compared with a part of a weight.
-        floor = tol if name not in ("rows",) else 0.0
+        floor = tol if name not in ("rows", "matched_rows") else 0.0
         torch.testing.assert_close(
             got, want, rtol=tol, atol=floor, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
         )
-    for name in ("duplicate_token", "induction", "hidden_mass", "sink_logit_mass"):
+    for name in ("duplicate_token", "induction", "matched_rows", "hidden_mass", "sink_logit_mass"):
         assert (getattr(mine, name) is None) == (name not in wanted), name
     check_top(call, mine, options, tol)
 
@@ -157,7 +157,7 @@ def cases(draw: st.DrawFn) -> tuple[AttentionCall, dict[str, Any], tuple[int, in
     return call, options, draw(st.sampled_from(TILES))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_streamed_equals_materialised(
     case: tuple[AttentionCall, dict[str, Any], tuple[int, int] | None],
@@ -213,12 +213,12 @@ def test_a_known_lse_too_large_to_be_exact_in_float32_is_computed_again() -> Non
     assert torch.equal(known.received, plain.received)
 
 
-@pytest.mark.parametrize("tile", [None, (16, 64)])
+@pytest.mark.parametrize("tile", [None, (16, 32)])
 def test_an_offset_of_a_thousand_costs_float32_nothing(tile: tuple[int, int] | None) -> None:
     """Scores are multiples of 1/1024, so that adding 1000 is exact and only the sums can err."""
     draw = torch.Generator().manual_seed(0)
-    bias = torch.randint(-4096, 4096, (1, 3, 256, 256), generator=draw).float() / 1024
-    zero = torch.zeros(1, 3, 256, 1)
+    bias = torch.randint(-4096, 4096, (1, 2, 128, 128), generator=draw).float() / 1024
+    zero = torch.zeros(1, 2, 128, 1)
     options: dict[str, Any] = {"mask": masks.causal()}
     near = AttentionCall(zero, zero, zero, bias=bias, **options)
     far = AttentionCall(zero, zero, zero, bias=bias + 1000, **options)

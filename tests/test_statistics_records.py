@@ -59,7 +59,7 @@ def test_every_head_has_its_records_and_they_survive_json() -> None:
     np.testing.assert_allclose(
         similarity.values["bhattacharyya"], statistics.bhattacharyya[0], rtol=1e-5
     )
-    assert similarity.values["clusters"] == clusters(statistics.bhattacharyya[0].numpy(), 0.9)
+    assert similarity.values["clusters"] == clusters(statistics.bhattacharyya[0].numpy(), 0.95)
     (summary,) = of(found, "layer_summary")
     assert summary.values["mean_entropy"] == pytest.approx(float(statistics.entropy.mean()))
     assert summary.values["flops"] == statistics.cost.flops

@@ -36,7 +36,9 @@ class HeadStatistics:
             mean p_{i,i}.
         duplicate_token, induction: mean over rows whose token occurred before of the weight on
             those earlier tokens, and on the tokens right after them; None without token ids
-            (Wang 2022, arXiv 2211.00593; Olsson 2022, arXiv 2209.11895).
+            (Wang 2022, arXiv 2211.00593; Olsson 2022, arXiv 2209.11895). matched_rows: how many
+            rows those are. Olsson's measure takes [BOS] r r with random r: on it, such rows are the
+            second copy.
         hidden_mass: Σ of the weights outside the declared mask, must be exactly 0; None when no
             mask was declared.
         sink_logit_mass: mean of 1 − Σ_j p_ij; None without learned sinks.
@@ -69,6 +71,7 @@ class HeadStatistics:
     own_token: Tensor
     duplicate_token: Tensor | None
     induction: Tensor | None
+    matched_rows: Tensor | None
     hidden_mass: Tensor | None
     sink_logit_mass: Tensor | None
     rows: Tensor
@@ -181,6 +184,7 @@ def _finish(job: Job, sums: Sums) -> dict[str, Tensor | None]:
         "own_token": own,
         "duplicate_token": None if matched is None else sums.duplicate / matched,
         "induction": None if matched is None else sums.induction / matched,
+        "matched_rows": matched,
         "hidden_mass": None if job.declared is None else sums.hidden,
         "sink_logit_mass": None if job.sinks is None else mean(sums.sink),
         "rows": rows,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from torch import Tensor
 
 from headwise.statistics.heads import HeadStatistics
 
@@ -16,13 +17,14 @@ class Thresholds:
 
     sink: α_1 above this (Gu 2024, arXiv 2410.10781, ε = 0.3).
     previous_token, duplicate_token, induction: mean weight above this (the statistics' sources:
-        see HeadStatistics; the numbers are headwise's choice).
+        see HeadStatistics; the numbers are headwise's choice). The last two are means over rows
+        whose token occurred before, and give no name where those are fewer than matched_rows.
     local: weight at distances below 8 above this, and a distance ratio below local_ratio, so that
         in a short text, where all is near, a head that spreads evenly is not called local.
     broad: relative entropy above this: near uniform attention (Clark 2019, arXiv 1906.04341,
         section 3.1 names such heads; the number is headwise's choice).
     redundant: the average Bhattacharyya coefficient between clusters of heads that are joined.
-        JS ≤ 1 − BC, so 0.9 means a Jensen–Shannon divergence of at most 0.1 nats.
+        JS ≤ 1 − BC, so 0.95 means a Jensen–Shannon divergence of at most 0.05 nats.
     collapse: a layer is warned of when its mean entropy is at most 1 + this times the lower bound
         for its score norms (Zhai 2023, arXiv 2303.06296, theorem 3.1).
     """
@@ -31,10 +33,11 @@ class Thresholds:
     previous_token: float = 0.4
     duplicate_token: float = 0.3
     induction: float = 0.3
+    matched_rows: float = 8
     local: float = 0.6
     local_ratio: float = 0.5
     broad: float = 0.8
-    redundant: float = 0.9
+    redundant: float = 0.95
     collapse: float = 0.05
 
     def as_dict(self) -> dict[str, float]:
@@ -42,7 +45,7 @@ class Thresholds:
 
 
 def sink_rate(statistics: HeadStatistics, place: int = 1, threshold: float = 0.3) -> float:
-    """Percentage of heads whose α_place, averaged over the batch, is above the threshold.
+    """Percentage of (text, head) pairs of the batch whose α_place is above the threshold.
 
     Gu 2024 (arXiv 2410.10781) uses 0.3 on texts of 64 tokens. place: 1 to 4. For a model, pool the
     layers: the mean of the layers' rates, as each has the same number of heads.
@@ -52,8 +55,7 @@ def sink_rate(statistics: HeadStatistics, place: int = 1, threshold: float = 0.3
     """
     if place not in (1, 2, 3, 4):
         raise ValueError(f"sink_rate: place counts tokens from 1 to 4, got {place}")
-    mean = statistics.sink[..., place - 1].mean(0)
-    return 100.0 * float((mean > threshold).double().mean())
+    return 100.0 * float((statistics.sink[..., place - 1] > threshold).double().mean())
 
 
 def clusters(similarity: np.ndarray, threshold: float) -> list[int]:
@@ -93,22 +95,22 @@ def labels(
         for head in np.flatnonzero(heads):
             names[head].append(name)
 
-    def of(values: object) -> np.ndarray:
-        return np.asarray(values, dtype=np.float64)
+    def of(values: Tensor | None) -> np.ndarray:
+        assert values is not None
+        return values[item].numpy().astype(np.float64)
 
-    give("sink", of(statistics.sink[item, :, 0]) > limit.sink)
-    give("previous-token", of(statistics.previous_token[item]) > limit.previous_token)
-    near = of(statistics.distance_histogram[item])[:, :4].sum(-1)  # {0}, {1}, {2, 3}, {4 … 7}
-    ratio = of(statistics.distance_ratio[item])
-    give("local", (near > limit.local) & (ratio < limit.local_ratio))
-    give("broad", of(statistics.relative_entropy[item]) > limit.broad)
+    give("sink", of(statistics.sink)[:, 0] > limit.sink)
+    give("previous-token", of(statistics.previous_token) > limit.previous_token)
+    near = of(statistics.distance_histogram)[:, :4].sum(-1)  # {0}, {1}, {2, 3}, {4 … 7}
+    give("local", (near > limit.local) & (of(statistics.distance_ratio) < limit.local_ratio))
+    give("broad", of(statistics.relative_entropy) > limit.broad)
     if statistics.bhattacharyya is not None:
-        member = np.array(clusters(of(statistics.bhattacharyya[item]), limit.redundant), dtype=int)
+        member = np.array(clusters(of(statistics.bhattacharyya), limit.redundant), dtype=int)
         give("redundant", np.bincount(member)[member] > 1)
-    if statistics.induction is not None:
-        give("induction", of(statistics.induction[item]) > limit.induction)
-    if statistics.duplicate_token is not None:
-        give("duplicate-token", of(statistics.duplicate_token[item]) > limit.duplicate_token)
+    if statistics.matched_rows is not None:
+        enough = of(statistics.matched_rows) >= limit.matched_rows
+        give("induction", enough & (of(statistics.induction) > limit.induction))
+        give("duplicate-token", enough & (of(statistics.duplicate_token) > limit.duplicate_token))
     return names
 
 
