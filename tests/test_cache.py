@@ -88,6 +88,13 @@ def test_given_positions_are_kept_and_counting_goes_on_from_them():
     assert cache.append(*tokens(1, 2)).positions.tolist() == [[7, 8, 9], [3, 20, 21]]
 
 
+def test_counting_goes_on_from_the_last_real_token_where_pads_have_positions_too():
+    cache = KVCache(B, H, 10, D, DV)
+    real = torch.tensor([[True, True, False], [True, True, True]])
+    cache.append(*tokens(3), positions=torch.tensor([[4, 5, 1], [4, 5, 6]]), real=real)
+    assert cache.next_position.tolist() == [6, 7]
+
+
 def test_crop_forgets_the_newest_and_counts_again():
     cache = KVCache(B, H, 10, D, DV)
     real = torch.tensor([[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]]).bool()

@@ -234,6 +234,19 @@ def test_weights_are_per_head_and_average_on_request():
         layer(x, average_weights=True)
 
 
+def test_weights_leave_room_for_the_sink_and_for_rows_without_keys():
+    layer = build(12, 3, options=AttentionOptions(sinks=True))
+    x = draw(2, 5, 12)
+    shut = torch.zeros(5, 5, dtype=torch.bool)
+    shut[3] = True
+    mask = causal() & hide(shut)
+    _, weights = layer(x, mask=mask, need_weights=True)
+    assert_near(weights, layer.trace(x, mask=mask)["weights"], terms=12)
+    total = weights.sum(-1)
+    assert bool((total < 1).all()) and bool((total[:, :, 3] == 0).all())
+    assert bool((total[:, :, [0, 1, 2, 4]] > 0).all())
+
+
 def test_weights_are_those_before_dropout():
     layer = build(8, 2, dropout=0.2, train=True)
     x = draw(3, 1, 8)
