@@ -143,6 +143,33 @@ def test_copies_a_head_become_one() -> None:
     assert held is not None and held.shape[1] == 1
 
 
+def test_a_shared_mask_is_read_once_and_a_changed_one_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from headwise.watch import masks as own
+
+    times: list[int] = []
+    monkeypatch.setattr(own, "read_grid", lambda *args: times.append(1) or read_grid(*args))
+    reader, grid = own.Reader(), torch.ones(5, 7).tril().bool()
+    first = reader(grid, 2, 3, 5, 7)
+    assert reader(grid, 2, 3, 5, 7) is first and len(times) == 1
+    grid[0, 3] = True
+    again = reader(grid, 2, 3, 5, 7)
+    assert len(times) == 2 and again.mask is not None
+    assert torch.equal(again.mask.dense(5, 7)[0, 0], grid)
+    reader.forget()
+    reader(grid, 2, 3, 5, 7)
+    with torch.inference_mode():
+        untold = torch.ones(5, 7).tril().bool()
+        reader(untold, 2, 3, 5, 7)
+        reader(untold, 2, 3, 5, 7)
+        assert len(times) == 4
+        untold[0, 3] = True
+        again = reader(untold, 2, 3, 5, 7)
+    assert len(times) == 5 and again.mask is not None
+    assert torch.equal(again.mask.dense(5, 7)[0, 0], grid)
+
+
 def test_longer_grids_are_cut() -> None:
     grid = torch.ones(1, 1, 5, 9).tril(2).bool()
     read = read_grid(grid, 2, 3, 5, 7)

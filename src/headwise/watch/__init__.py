@@ -74,6 +74,7 @@ def watch(
         yield seen
     finally:
         local.watches.remove(own)
+        local.reader.forget()
         release(targets)
         _observe(False)
         seen.not_caught = not_caught(own, candidates)

@@ -25,6 +25,7 @@ from headwise.watch.session import (
     Frame,
     Unreadable,
     check_plain,
+    local,
     muted,
     record,
     recording,
@@ -135,7 +136,7 @@ def _call(
     mask, bias = _mask_of(family, module, given, sizes)
     position = given.get("position_bias") if "position_bias" in takes else None
     if position is not None:
-        read = read_grid(position[..., : key.shape[2]], *sizes)
+        read = local.reader(position, *sizes)  # T5's layers share the first one's bias
         mask = _and(mask, read.mask)
         if read.bias is not None:
             bias = read.bias if bias is None else bias + read.bias
@@ -189,7 +190,7 @@ def _mask_of(
                 f"{(batch, keys)} or four axes"
             )
         return _and(padding_of(grid), masks.causal() if causal and queries > 1 else None), None
-    read = read_grid(grid, batch, heads, queries, keys)
+    read = local.reader(grid, batch, heads, queries, keys)
     return read.mask, read.bias
 
 
@@ -326,7 +327,7 @@ def _wrap_upcast(original: Callable) -> Callable:
             check_plain(query, key, value)
             grid = kwargs.get("attention_mask", args[0] if args else None)
             sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-            read = read_grid(grid, *sizes)
+            read = local.reader(grid, *sizes)
             q, k, v, b = same_dtype(query, key, value, read.bias)
             assert q is not None and k is not None and v is not None
             scale = float(module.scaling)  # type: ignore[arg-type]

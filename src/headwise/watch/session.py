@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from headwise.call import AttentionCall
 from headwise.intervals import unexpand
+from headwise.watch.masks import Reader
 from headwise.watch.naming import Names, kind_of
 from headwise.watch.seen import Seen, SeenCall
 
@@ -24,6 +25,8 @@ class _Local(threading.local):
     def __init__(self) -> None:
         self.watches: list[Watch] = []
         self.muted = 0
+        # Masks read during the model call that goes on.
+        self.reader = Reader()
         # Set while a function is run only to see what it passes to SDPA.
         self.catcher: Callable[..., Any] | None = None
 
@@ -72,6 +75,7 @@ class Watch:
     def enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if not self.stack:
             self._last, self._repeat = None, 0
+            local.reader.forget()
         self.stack.append(Frame(module, args, kwargs))
         self.ran.add(self.names.path[id(module)])
 

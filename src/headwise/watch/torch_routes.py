@@ -124,7 +124,7 @@ def _sdpa_call(
         key, value = _ungroup(frame.module, query, key, value)
     if attn_mask is not None and attn_mask.dim() == 3 and output.dim() == 3:
         attn_mask = _four_axes(attn_mask.expand(output.shape[0], -1, -1), heads_of)
-    read = read_grid(attn_mask, batch, query.shape[1], query.shape[2], key.shape[2])
+    read = local.reader(attn_mask, batch, query.shape[1], query.shape[2], key.shape[2])
     if read.mask is not None:
         mask = read.mask if mask is None else mask & read.mask
     q, k, v, bias = same_dtype(query, key, value, read.bias)
