@@ -500,6 +500,18 @@ def test_block_masks_are_evaluated() -> None:
     assert torch.equal(grid, wanted)
 
 
+@pytest.mark.slow
+# transformers asks torch for block masks with a flag that torch 2.13 retired.
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
+def test_flex_attention() -> None:
+    """Compiled C++ on a CPU; its block mask is evaluated beside it."""
+    model, ids = llama("flex_attention"), tokens()
+    seen, _ = watched(model, lambda: model(ids, attention_mask=padded("left")))
+    assert_all_reproduce(seen, 2)
+    assert {(c.route, c.call.groups) for c in seen} == {("Hugging Face flex", 3)}
+    assert seen[0].mask_words == "causal + padding (4 rows see no key)"
+
+
 def test_attention_written_by_hand_is_named() -> None:
     torch.manual_seed(0)
     config = transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=24, n_layer=2, n_head=4)
