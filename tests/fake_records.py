@@ -330,7 +330,10 @@ def picture(layers: int = 3, heads: int = 6, *, side: int = 16) -> list[Record]:
     r, c = np.divmod(np.arange(count - 1), side)
     inside = ((c + 0.5) / side - 0.6) ** 2 + ((r + 0.5) / side - 0.45) ** 2 < 0.06
     gap = (r[:, None] - r) ** 2 + (c[:, None] - c) ** 2
-    records = [run_record(model="dino", input_kind="image"), axis]
+    records = [
+        run_record(model="dino", input_kind="image", command="headwise report dino --image a.png"),
+        axis,
+    ]
     for layer in range(layers):
         maps = []
         for head in range(heads):

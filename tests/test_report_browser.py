@@ -411,19 +411,31 @@ def test_ramp_is_monotone_in_lightness_and_text_has_contrast(
     steps = np.diff(shades)
     assert (steps <= 0).all() if scheme == "light" else (steps >= 0).all()
     assert abs(shades[0] - shades[-1]) > 0.6
-    pairs = page.evaluate(
-        """() => { const parse = c => c.match(/[\\d.]+/g).map(Number);
-        const ground = el => { for (; el; el = el.parentElement) {
-          const c = parse(getComputedStyle(el).backgroundColor);
-          if (c.length < 4 || c[3] > 0) return c; } return [255, 255, 255]; };
-        return [...document.querySelectorAll('p, h1, h2, h3, td, th, a, button, .w, .t, .chip')]
-          .filter(el => el.textContent.trim() && el.checkVisibility() && !el.disabled)
-          .map(el => [parse(getComputedStyle(el).color), ground(el), el.textContent]); }"""
-    )
-    assert len(pairs) > 60
-    for ink, ground, text in pairs:
-        high, low = sorted((light(ink), light(ground)), reverse=True)
-        assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ink, ground)
+    for address in (f"{L9H4}?q=9&hide=1", "#/pick/text/9", "#/table", "#/links", "#/about"):
+        page.evaluate("a => { location.hash = a }", address)
+        page.wait_for_timeout(300)
+        pairs = page.evaluate(CONTRASTS)
+        assert len(pairs) > 60
+        for ink, ground, text in pairs:
+            high, low = sorted((light(ink), light(ground)), reverse=True)
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (address, text, ink, ground)
+
+
+# Every printed text with its colour and the ground it stands on.
+CONTRASTS = """() => {
+  const parse = c => c.match(/[\\d.]+/g).map(Number);
+  const ground = el => {
+    for (; el; el = el.parentElement) {
+      const c = parse(getComputedStyle(el).backgroundColor);
+      if (c.length < 4 || c[3] > 0) return c;
+    }
+    return [255, 255, 255];
+  };
+  const kinds = 'p, h1, h2, h3, td, th, a, button, summary, code, .muted, .w, .t, .chip, .value';
+  return [...document.querySelectorAll(kinds)]
+    .filter(el => el.textContent.trim() && el.checkVisibility() && !el.disabled)
+    .map(el => [parse(getComputedStyle(el).color), ground(el), el.textContent]);
+}"""
 
 
 def test_addresses_can_be_linked(visit: Any, causal: list[Record]) -> None:
@@ -474,6 +486,11 @@ def test_similarity_and_links(visit: Any, causal: list[Record]) -> None:
     found = next(r for r in causal if r.kind == "similarity" and r.where["id"] == "self/9")
     expected = found.values["bhattacharyya"][8][0]
     assert page.locator(".matrix .read").nth(9).inner_text() == f"L9H8 and L9H0: {expected:.3f}"
+    page.locator("canvas.heat").nth(9).focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expected = found.values["bhattacharyya"][1][0]
+    assert page.locator(".matrix .read").nth(9).inner_text() == f"L9H1 and L9H0: {expected:.3f}"
     page.evaluate("location.hash = '#/links'")
     page.wait_for_selector("tbody tr")
     first = page.locator("tbody tr").first.locator("td").all_inner_texts()
@@ -598,6 +615,7 @@ def test_long_context_is_usable_within_seconds(visit: Any) -> None:
     records = fake.long()
     started = time.monotonic()
     page = visit(records)
+    page.locator(".cell").first.scroll_into_view_if_needed()
     until(page, "document.querySelector('.cell canvas').width > 1")
     opened = time.monotonic() - started  # building the page included
     assert opened < 60

@@ -50,8 +50,8 @@ def fragment(run: Run) -> str:
 def _row(module: Module) -> str:
     share = _shares(module) if module.maps else None
     cells = [
-        '<td style="padding:0 6px 0 0;text-align:right;border:0;background:none">'
-        f"{module.layer}</td>"
+        '<td style="padding:0 6px 0 0;text-align:right;border:0;'
+        f'background:none;font:12px system-ui,sans-serif">{module.layer}</td>'
     ]
     for head in range(module.heads):
         labels = module.stats.get(head, {}).get("labels") or []

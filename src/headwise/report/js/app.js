@@ -73,7 +73,7 @@ let arrived = false;
 const missing = (text) => ({ el: h("div", { class: "page" }, nothing(text, " "), h("p", {}, h("a", { href: "#/" }, "To the overview"))) });
 
 function overviewPage(axisName, token) {
-  const grid = gridPanel(), pick = pickPanel(() => { if (gridStatistics().length) grid.draw(); });
+  const grid = gridPanel(), pick = pickPanel(() => grid.picked());
   const axis = AXES[axisName];
   if (axis && Number.isInteger(token) && token >= 0 && token < axis.count) state.pick = { axis: axis.name, token, best: null };
   else if (!state.pick) {

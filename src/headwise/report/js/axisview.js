@@ -154,7 +154,7 @@ function imageView(axis, options) {
         one.setAttribute("aria-label", text);
         one.title = text;
         const w = one.querySelector(".w");
-        if (w) w.textContent = state.fill && state.focus >= 0 ? weightText(state.fill[i]) : "";
+        if (w) w.textContent = state.fill && state.fill[i] !== 0 ? (state.sure && !state.sure(i) ? "≈" : "") + weightText(state.fill[i]) : "";
       }
       for (const one of state.bar ? mirrors : []) {
         const i = Number(one.dataset.i);

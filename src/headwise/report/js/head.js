@@ -43,7 +43,9 @@ async function headPage(module, head, ask) {
     history.replaceState(null, "", address(module, head));
     for (const link of title.querySelectorAll("a[data-step]")) link.setAttribute("href", beside(Number(link.dataset.step)));
   }
+  const size = h("p", { class: "muted small" });
   function lay() {
+    fill(size, resolution(view));
     for (const one of views) one.view.set(items(one.axis), view.joined);
     map.set(view);
     if (state.query !== null && state.query < queryAxis.count) {
@@ -161,17 +163,18 @@ async function headPage(module, head, ask) {
     if (!sums) return null;
     return table("received", "Keys that receive most, over all queries", rows(strongest(sums, 8), keyAxis, units, ""), null);
   }
+  const canHide = Array.from({ length: keyAxis.count }, (_, i) => i).some(keyAxis.setAside);
   const canJoin = view.single && (joinable(queryAxis) || joinable(keyAxis));
   const again = async (id) => { view = await viewOf(module, head, state); remember(); notices(); hover = null; lay(); byId(id)?.focus(); };
   const switches = h("div", { class: "row options" },
-    toggle("Hide special and first tokens", state.hide, (on) => { state.hide = on; again("hide"); }, { id: "hide" }),
+    canHide ? toggle("Hide special and first tokens", state.hide, (on) => { state.hide = on; again("hide"); }, { id: "hide" }) : null,
     canJoin ? toggle("Join pieces into words", state.words, (on) => { state.words = on; again("words"); }, { id: "words" }) : null,
     canJoin ? h("span", { class: "muted small" }, "Joined: sum over a word's keys, mean over its queries.") : null);
   const el = h("div", { class: "page" }, title,
     h("section", { class: "panel", "aria-label": "The input" }, switches,
       views.map(({ view: v }, n) => [same ? null : h("h3", {}, n ? "Keys" : "Queries"), v.el]), caption),
     h("div", { class: "split" },
-      h("section", { class: "panel", "aria-label": "Map" }, h("h2", {}, "Map"), h("p", { class: "muted small" }, resolution(view)), map.el),
+      h("section", { class: "panel", "aria-label": "Map" }, h("h2", {}, "Map"), size, map.el),
       h("section", { class: "panel", "aria-label": "Strongest" }, tables)),
     h("section", { class: "panel", "aria-label": "Statistics" }, h("h2", {}, "Statistics"), numbers(module, head)));
   if (ask !== null) state.query = ask;
@@ -187,6 +190,7 @@ function address(module, head) {
 function resolution(view) {
   const { module, block } = view, all = `${module.queries.toLocaleString("en")} × ${module.keys.toLocaleString("en")} weights`;
   const mask = module.mask ? ` Mask: ${module.mask}.` : "";
+  if (view.joined) return `${all}, joined into ${view.rows} × ${view.cols} words.${mask}`;
   if (view.single) return `${all}, one cell each${view.exact ? "" : ", rounded to 254 steps"}.${mask}`;
   return `${all}, pooled: a cell is ${block[0]} queries × ${block[1]} keys.${mask}`;
 }

@@ -13,7 +13,7 @@ function mapView({ onpoint, onpick }) {
     choice("Colours to", [["head", "this head's largest"], ["one", "1, same for all"]], "head", (v) => { fixed = v === "one"; render(); showLegend(); }));
   const el = h("div", { class: "mapview" }, tools, canvas, legendBox,
     h("p", { class: "muted small", id: "map-keys" }, "Rows are queries, columns are keys. Wheel or + and − to zoom, drag to move, arrows to walk, 0 to reset."));
-  let view = null, picture = null, fixed = false, side = 0, cell = 1, base = 1, stretch = 1, x0 = 0, y0 = 0, row = -1, col = -1, cursor = false;
+  let view = null, picture = null, painted = [], fixed = false, side = 0, cell = 1, base = 1, stretch = 1, x0 = 0, y0 = 0, row = -1, col = -1, cursor = false;
   // A cell is `cell` wide and `tallCell()` high: few queries on many keys are stretched.
   const tallCell = () => cell * stretch;
   const margin = () => ({ left: view && side > 300 && tallCell() >= LABEL_CELL ? 104 : 22, top: view && side > 300 && cell >= LABEL_CELL ? 84 : 22 });
@@ -48,6 +48,16 @@ function mapView({ onpoint, onpick }) {
     if (x0 < 0 || !Number.isFinite(x0)) x0 = 0;
     if (y0 < 0 || !Number.isFinite(y0)) y0 = 0;
   }
+  /** Colours change with the view, the scale and the theme only, not with every move. */
+  function repaint() {
+    const now = [view, most(), ramp()];
+    if (now.every((part, i) => part === painted[i])) return;
+    painted = now;
+    picture.width = view.cols; picture.height = view.rows;
+    const pen = picture.getContext("2d"), image = pen.createImageData(view.cols, view.rows);
+    paint(image, view.values, view.rows, view.cols, most(), view.hidden);
+    pen.putImageData(image, 0, 0);
+  }
   function render() {
     if (!view || !side) return;
     bound();
@@ -55,10 +65,7 @@ function mapView({ onpoint, onpick }) {
     if (canvas.width !== Math.round(side * dpr)) canvas.width = Math.round(side * dpr);
     if (canvas.height !== Math.round(tall * dpr)) canvas.height = Math.round(tall * dpr);
     const pen = canvas.getContext("2d"), m = margin(), ink = getComputedStyle(canvas);
-    const image = pen.createImageData(view.cols, view.rows);
-    paint(image, view.values, view.rows, view.cols, most(), view.hidden);
-    picture.width = view.cols; picture.height = view.rows;
-    picture.getContext("2d").putImageData(image, 0, 0);
+    repaint();
     pen.setTransform(dpr, 0, 0, dpr, 0, 0);
     pen.clearRect(0, 0, side, tall);
     pen.save();

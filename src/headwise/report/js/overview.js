@@ -66,44 +66,54 @@ function gridPanel() {
   let blocks = 1;
   const chosen = state.grid, box = h("section", { class: "panel", id: "all-heads", "aria-labelledby": "all-heads-title" });
   if (!sections().includes(chosen.section)) chosen.section = sections()[0];
+  const tools = h("div", { class: "row tools" }), results = h("div", { class: "results" }), head = h("div", { class: "row spread" });
+  append(box, [head, tools, results]);
   const redraw = (focus) => {
     draw();
     if (focus) box.querySelector(focus)?.focus();
   };
+  const heads = () => allHeads().filter(({ module }) => module.section === chosen.section)
+    .map((one) => ({ ...one, value: chosen.key ? gridValue(one.module, one.head, chosen.key) : null }));
   function draw() {
+    drawTools();
+    drawResults();
+  }
+  function drawTools() {
     const choices = gridStatistics();
     if (!choices.some(([key]) => key === chosen.key)) chosen.key = choices.length ? choices[0][0] : null;
-    const heads = allHeads().filter(({ module }) => module.section === chosen.section)
-      .map((one) => ({ ...one, value: chosen.key ? gridValue(one.module, one.head, chosen.key) : null }));
-    const finite = heads.map((one) => one.value).filter(Number.isFinite);
+    fill(head, h("h2", { id: "all-heads-title" }, "All heads"),
+      sectionTabs(chosen.section, (name) => { chosen.section = name; chosen.low = chosen.high = null; redraw('[data-section][aria-pressed="true"]'); }));
+    const finite = heads().map((one) => one.value).filter(Number.isFinite);
+    fill(tools,
+      choices.length ? choice("Statistic", choices, chosen.key, (v) => { chosen.key = v; chosen.low = chosen.high = null; redraw("#grid-stat"); }, { id: "grid-stat" }) : null,
+      choice("Order", [["layer", "layer × head"], ["down", "largest first"], ["up", "smallest first"]], chosen.order, (v) => { chosen.order = v; drawResults(); }, { id: "grid-order" }),
+      bound("From", "low", Math.min(...finite)), bound("to", "high", Math.max(...finite)),
+      choice("Label", [["", "any"], ...allLabels().map((l) => [l, l])], chosen.label, (v) => { chosen.label = v; drawResults(); }, { id: "grid-label" }),
+      h("button", { type: "button", class: "quiet", id: "grid-clear", onclick: () => { chosen.low = chosen.high = null; chosen.label = ""; redraw("#grid-stat"); } }, "Clear"));
+    clearable();
+  }
+  const clearable = () => { tools.querySelector("#grid-clear").hidden = chosen.low === null && chosen.high === null && !chosen.label; };
+  function drawResults() {
+    const list = heads(), finite = list.map((one) => one.value).filter(Number.isFinite);
     const low = Math.min(...finite), high = Math.max(...finite);
     const passes = ({ module, head, value }) =>
       (!chosen.label || labelsOf(module, head).includes(chosen.label)) &&
       (chosen.low === null || (value !== null && value >= chosen.low)) &&
       (chosen.high === null || (value !== null && value <= chosen.high));
-    const kept = heads.filter(passes);
-    const about = presentStatistics().find((s) => s.key === chosen.key);
-    fill(box,
-      h("div", { class: "row spread" }, h("h2", { id: "all-heads-title" }, "All heads"),
-        sectionTabs(chosen.section, (name) => { chosen.section = name; chosen.low = chosen.high = null; redraw('[data-section][aria-pressed="true"]'); })),
-      h("div", { class: "row tools" },
-        choices.length ? choice("Statistic", choices, chosen.key, (v) => { chosen.key = v; chosen.low = chosen.high = null; redraw("#grid-stat"); }, { id: "grid-stat" }) : null,
-        choice("Order", [["layer", "layer × head"], ["down", "largest first"], ["up", "smallest first"]], chosen.order, (v) => { chosen.order = v; redraw("#grid-order"); }, { id: "grid-order" }),
-        bound("From", "low", low), bound("to", "high", high),
-        choice("Label", [["", "any"], ...allLabels().map((l) => [l, l])], chosen.label, (v) => { chosen.label = v; redraw("#grid-label"); }, { id: "grid-label" }),
-        chosen.low !== null || chosen.high !== null || chosen.label
-          ? h("button", { type: "button", class: "quiet", onclick: () => { chosen.low = chosen.high = null; chosen.label = ""; redraw("#grid-stat"); } }, "Clear") : null),
-      h("p", { class: "muted small", id: "grid-count" },
-        `${kept.length} of ${heads.length} heads. `, about && about.text ? about.text : "", finite.length ? ` Here from ${numberText(low)} to ${numberText(high)}.` : ""),
-      kept.length ? (chosen.order === "layer" ? byLayer(heads, passes, low, high) : ranked(kept, low, high))
+    const kept = list.filter(passes), about = presentStatistics().find((s) => s.key === chosen.key);
+    clearable();
+    fill(results,
+      h("p", { class: "muted small", id: "grid-count", role: "status" },
+        `${kept.length} of ${list.length} heads. `, about && about.text ? about.text : "", finite.length ? ` Here from ${numberText(low)} to ${numberText(high)}.` : ""),
+      kept.length ? (chosen.order === "layer" ? byLayer(list, passes, low, high) : ranked(kept, low, high))
         : nothing("No head passes this filter. Widen the range or choose another label."),
       legend(1, "Weight in the thumbnails; rows are queries, columns are keys"));
   }
   function bound(name, key, hint) {
     const input = h("input", { type: "number", step: "any", inputmode: "decimal", id: `grid-${key}`, value: chosen[key] ?? "",
-      placeholder: Number.isFinite(hint) ? numberText(hint) : "", onchange: () => {
+      placeholder: Number.isFinite(hint) ? numberText(hint) : "", oninput: () => {
         chosen[key] = input.value === "" ? null : Number(input.value);
-        redraw(`#grid-${key}`);
+        drawResults();
       } });
     return h("label", { class: "field narrow" }, h("span", {}, name), input);
   }
@@ -145,5 +155,7 @@ function gridPanel() {
   draw();
   const shape = () => { const m = MODULES.filter((one) => one.section === chosen.section); return [Math.max(...m.map((one) => one.heads)), m.length]; };
   new ResizeObserver(() => { if (chosen.order === "layer" && blocksFor(box.clientWidth, ...shape()) !== blocks) draw(); }).observe(box);
-  return { el: box, draw };
+  /** A token was picked: only what shows its links is drawn again. */
+  const picked = () => { drawTools(); if (chosen.key === LINK_KEY) drawResults(); };
+  return { el: box, draw, picked };
 }

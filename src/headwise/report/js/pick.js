@@ -84,7 +84,7 @@ function pickPanel(onlinks) {
     const redraw = (key) => (on) => { state.include[key] = on; show().then(() => byId(`include-${key}`)?.focus()); };
     const out = [state.include.aside ? null : "special and first tokens", state.include.own ? null : "the token itself", state.include.punctuation ? null : "punctuation"].filter(Boolean);
     return h("div", { class: "row options ruled" },
-      h("p", { class: "muted small" }, "Above: filled is the largest weight that any head gives from the picked token; the bar is the largest that any head gives to it."),
+      h("p", { class: "muted small" }, AXES[state.pick.axis].kind === "image" ? "The pictures show the largest weight that any head gives, as kept in the rankings below." : "Filled: the largest weight that any head gives from the picked token. Bar: the largest that any head gives to it."),
       h("p", { class: "small", id: "left-out" }, out.length ? `Left out of this ranking: ${out.join(", ")}. ` : "Nothing is left out of this ranking. ", "Weights are the model's own, not rescaled."),
       h("div", { class: "row" }, toggle("Special and first tokens", state.include.aside, redraw("aside"), { id: "include-aside" }),
         toggle("The token itself", state.include.own, redraw("own"), { id: "include-own" }),

@@ -26,7 +26,7 @@ function similarityPage() {
       const title = h("figcaption", {}, h("b", {}, `Layer ${module.layer}`), read);
       if (!values) { fill(box, title, nothing("This measure was not recorded.")); return; }
       const canvas = heat(values, size, order, chosen.grouped ? groups : [], (i, j) => {
-        read.textContent = i < 0 ? "\u00a0" : `${headName(module, i)} and ${headName(module, j)}: ${weightText(values[i * size + j])}`;
+        return (read.textContent = i < 0 ? "\u00a0" : `${headName(module, i)} and ${headName(module, j)}: ${weightText(values[i * size + j])}`);
       });
       canvas.setAttribute("aria-label", `Layer ${module.layer}: ${groups.length} clusters of ${size} heads`);
       fill(box, title, canvas, h("div", { class: "clusters small" }, groups.filter((g) => g.length > 1).map((g) => h("span", { class: "cluster" }, g.map((i) => h("a", { href: headLink(module, i) }, `H${i}`)))),
@@ -39,7 +39,7 @@ function similarityPage() {
 }
 
 function heat(values, size, order, groups, onpoint) {
-  const px = 240, step = px / size, canvas = h("canvas", { width: 2 * px, height: 2 * px, role: "img", class: "heat" });
+  const px = 240, step = px / size, canvas = h("canvas", { width: 2 * px, height: 2 * px, role: "application", "aria-roledescription": "heatmap", tabindex: 0, class: "heat" });
   const pen = canvas.getContext("2d");
   pen.scale(2, 2);
   order.forEach((i, r) => order.forEach((j, c) => {
@@ -59,6 +59,15 @@ function heat(values, size, order, groups, onpoint) {
     if (order[r] !== undefined && order[c] !== undefined) onpoint(order[r], order[c]);
   });
   canvas.addEventListener("pointerleave", () => onpoint(-1, -1));
+  let row = 0, col = -1;
+  canvas.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (!move || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    row = Math.max(0, Math.min(size - 1, row + move[0]));
+    col = Math.max(0, Math.min(size - 1, col + move[1]));
+    say(onpoint(order[row], order[col]));
+  });
   return canvas;
 }
 

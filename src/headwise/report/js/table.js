@@ -40,8 +40,8 @@ function thresholds() {
 }
 
 function linksPage() {
-  const rows = (list) => h("div", { class: "scroll panel flush" }, h("table", { class: "data" },
-    h("thead", {}, h("tr", {}, ["Weight", "Query", "Key", "Head", sections().length > 1 ? "Kind" : null].filter(Boolean).map((t) => h("th", { scope: "col" }, t)))),
+  const rows = (list) => h("div", { class: "scroll panel flush" }, h("table", { class: "data links" },
+    h("thead", {}, h("tr", {}, ["Weight", "Query", "Key", "Head", sections().length > 1 ? "Kind" : null].filter(Boolean).map((t, i) => h("th", { scope: "col", class: i ? null : "num" }, t)))),
     h("tbody", {}, list.map((l) => {
       const module = moduleById(l.id), q = AXES[module.query_axis], k = AXES[module.key_axis];
       const at = (axis, i) => [h("span", { class: "tok" }, unitNodes(axis, { from: i, to: i + 1 })), h("span", { class: "muted small" }, ` ${i}`)];
