@@ -134,6 +134,10 @@ def cases(draw: st.DrawFn) -> tuple[AttentionCall, dict[str, Any], tuple[int, in
         mask = masks.keep(grid)
         if draw(st.booleans()):
             options["query_rows"] = torch.rand(batch, queries, generator=noise) < 0.7
+    if kind in ("none", "random") and draw(st.booleans()):
+        # Cross-attention: two axes, each counted from its own first token.
+        options["query_positions"] = torch.arange(queries).expand(batch, -1)
+        options["key_positions"] = torch.arange(keys).expand(batch, -1)
     if keys >= queries and draw(st.booleans()):
         options["token_ids"] = torch.randint(0, 4, (batch, keys), generator=noise)
     if draw(st.booleans()):
