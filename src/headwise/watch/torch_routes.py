@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from headwise import masks
 from headwise.call import AttentionCall
@@ -62,6 +61,15 @@ def targets(model: nn.Module) -> list[Target]:
     return found
 
 
+def _causal_bias(mask: Any) -> Any:
+    """torch's module of causal biases if `mask` is one of them, else None.
+
+    Importing that module takes seconds; a model that uses it has imported it already.
+    """
+    module = sys.modules.get("torch.nn.attention.bias")
+    return module if module is not None and isinstance(mask, module.CausalBias) else None
+
+
 # --- scaled_dot_product_attention ----------------------------------------------------------------
 
 
@@ -73,10 +81,11 @@ def wrap_sdpa(original: Callable) -> Callable:
         if local.catcher is not None:
             return local.catcher(*args, **kwargs)
         bias = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-        if isinstance(bias, CausalBias):
+        causal_bias = _causal_bias(bias)
+        if causal_bias is not None:
             # Its torch function compares with F.scaled_dot_product_attention, which is replaced
             # now. This is the line that it would have run.
-            run: Callable = CausalBias._dispatch
+            run: Callable = causal_bias.CausalBias._dispatch
         else:
             run = original
         found = watchers(None) if recording() else []
@@ -107,8 +116,10 @@ def _sdpa_call(
     if query.is_nested or key.is_nested or value.is_nested:
         raise Unreadable("SDPA on nested tensors: their rows have no common length")
     mask: Mask | None = None
-    if isinstance(attn_mask, CausalBias):
-        upper = attn_mask.variant is CausalVariant.UPPER_LEFT
+    causal_bias = _causal_bias(attn_mask)
+    if causal_bias is not None:
+        variant: Any = getattr(attn_mask, "variant")  # noqa: B009 - a subclass mypy can't see
+        upper = variant is causal_bias.CausalVariant.UPPER_LEFT
         mask, attn_mask = masks.causal(align="start" if upper else "end"), None
     elif is_causal:
         # torch's flag lets query 0 see key 0 only, whatever the lengths are.
