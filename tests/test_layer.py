@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from headwise.cache import KVCache
+from headwise.cache import KVCache, RollingKVCache
 from headwise.call import AttentionCall
 from headwise.layer import MultiHeadAttention
 from headwise.masks import causal, documents, hide, keep, padding, prefix, window
@@ -774,3 +774,5 @@ def test_make_cache_fits_the_layer():
     assert cache.nbytes == 2 * 2 * 5 * (4 + 3) * 4
     assert layer.make_cache(2, 5, dtype=torch.bfloat16).dtype == torch.bfloat16
     assert layer.bfloat16().make_cache(2, 5).dtype == torch.bfloat16
+    rolling = build(16, 4, options=AttentionOptions(window=(3, 0))).make_cache(2)
+    assert isinstance(rolling, RollingKVCache) and rolling.window == 4

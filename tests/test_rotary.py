@@ -39,6 +39,10 @@ SCALINGS = {
         {"factor": 4.0, "original_max_position_embeddings": 256},
         YaRNScaling(4.0, 256),
     ),
+    "yarn, ramp cut at the first pair": (
+        {"factor": 8.0, "original_max_position_embeddings": 64},
+        YaRNScaling(8.0, 64),
+    ),
     "yarn, ends not rounded": (
         {"factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
         YaRNScaling(32.0, 4096, truncate=False),
