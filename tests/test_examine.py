@@ -97,7 +97,9 @@ def test_strongest_links_leave_out_the_first_token_itself_and_its_neighbour():
     links = [r for r in of(records, "link") if not r.values["asked"]]
     weights = weights_of(loaded, inputs)
     found = {r.values["query"]: r for r in links}
-    assert set(found) == {3, 4, 5, 6}, "earlier queries see no other key"
+    assert len(found) == len(links) > 1
+    assert set(found) <= {3, 4, 5, 6}, "earlier queries see no other key"
+    assert len({(*r.where.values(), r.values["key"]) for r in links}) == len(links)
     for query, record in found.items():
         best = max(float(w[:, query, 1 : query - 1].max()) for w in weights.values())
         assert record.values["weight"] == pytest.approx(best, abs=1e-6)

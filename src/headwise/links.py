@@ -82,8 +82,9 @@ class Asked:
 class StrongestLinks:
     """For each query token its strongest link over all heads, then the strongest of these.
 
-    Left out: special tokens, the first token (where weight gathers that has nowhere to go), the
-    token itself and its neighbour before. They would fill the list and say little.
+    Each head and key appears once, so that one head that sends every query to one key does not
+    fill the list. Left out: padding, special tokens, the first token (where weight gathers that has nowhere to go), the
+    token itself and its neighbour before.
     """
 
     best: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
@@ -110,7 +111,12 @@ class StrongestLinks:
         usable = (keys >= 0) & ~barred[keys.clamp(0, len(barred) - 1)]
         if query_axis == key_axis:
             usable &= (keys != row) & (keys != row - 1)
-        asking = ~torch.tensor(query["special"][offset : offset + length], dtype=torch.bool)
+        asking = torch.tensor(
+            [
+                bool(real and not special)
+                for real, special in zip(query["real"], query["special"], strict=True)
+            ][offset : offset + length]
+        )
         usable &= asking[None, :, None]
         share = torch.where(usable, weights, -1.0).permute(1, 0, 2).flatten(1)
         top, place = share.max(1)
@@ -148,7 +154,10 @@ class StrongestLinks:
                     place = row + held["offset"]
                     found.append((weight, name, head, query_axis, place, key_axis, key))
         found.sort(key=lambda link: -link[0])
-        return [_record(axes, *link, asked=None) for link in found[:LINKS_SHOWN]]
+        once: dict[tuple[str, int, int], tuple] = {}
+        for link in found:
+            once.setdefault((link[1], link[2], link[6]), link)
+        return [_record(axes, *link, asked=None) for link in list(once.values())[:LINKS_SHOWN]]
 
 
 def _record(

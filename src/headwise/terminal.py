@@ -76,8 +76,8 @@ def print_summary(console: Console, records: Sequence[Record]) -> None:
             )
         console.print(table)
         console.print(
-            Text("  one a query token; special and first tokens, the token itself and the one ")
-            + Text("before it are left out"),
+            "  one a query token, one a head and key; special and first tokens, the token itself",
+            "and the one before it are left out",
             style="dim",
         )
     console.print(Text(CAUTION, style="italic"))
