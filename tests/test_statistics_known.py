@@ -155,6 +155,21 @@ def test_nan_in_nan_out_but_not_from_hidden_keys() -> None:
     torch.testing.assert_close(hidden.cells, want.cells, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("tile", [None, (2, 3)])
+def test_a_visible_score_of_minus_infinity_gets_no_weight(tile: tuple[int, int] | None) -> None:
+    """Its softmax is finite: the same as if the key were hidden, but for the keys counted."""
+    call = make(1, 2, 1, 9, 9, 4, 6, mask=masks.causal())
+    query = torch.cat((call.query, torch.ones(1, 2, 9, 1)), -1)
+    key = torch.cat((call.key, torch.zeros(1, 1, 9, 1)), -1)
+    key[0, 0, 4, -1] = -math.inf
+    got = head_statistics(AttentionCall(query, key, call.value, call.mask), tile=tile)
+    key[0, 0, 4, -1] = 0.0
+    without = masks.causal() & masks.hide(torch.arange(9).expand(9, 9) == 4)
+    want = head_statistics(AttentionCall(query, key, call.value, without), tile=tile)
+    for name in ("entropy", "largest_weight", "distance", "received", "top_weights", "cosine"):
+        torch.testing.assert_close(getattr(got, name), getattr(want, name), rtol=1e-12, atol=0)
+
+
 def test_cost_counts_visible_pairs() -> None:
     call = make(2, 6, 3, 10, 10, 8, dtype=torch.float32, mask=masks.causal())
     cost = head_statistics(call).cost

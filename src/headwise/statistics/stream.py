@@ -73,8 +73,9 @@ class _Stream:
         self.query = (job.query * (job.scale / 2)).view(self.kv_heads, self.groups, -1, self.dim)
         self.key = job.key.mT
         largest = _longest(self.query) * _longest(job.key)
-        # Only then can a visible score be −inf; then a whole pass guards 0·(−inf).
-        self.guard = job.bias is not None or not math.isfinite(largest)
+        # Only then can a visible score be −inf (a bias of −inf hides its pair, see sight.py), and
+        # only then is a pass over the whole tile spent on guarding 0·(−inf).
+        self.guard = not math.isfinite(largest)
         first = (job.place_of_key >= 0).nonzero().flatten()
         self.first_keys = list(zip(first.tolist(), job.place_of_key[first].tolist(), strict=True))
         self._buffers: dict[str, Tensor] = {}
