@@ -17,7 +17,7 @@ from headwise.record import Record, pack
 SENTENCE = "After Maya placed the book on the table, she left.\n"
 CAUSAL_TOKENS = ["After", " Maya", " placed", " the", " book", " on", " the", " table", ",",
                  " she", " left", ".", "\n"]  # fmt: skip
-THRESHOLDS = {"sink": 0.3, "previous-token": 0.5, "local": 0.3, "broad": 0.7, "redundant": 0.95}
+THRESHOLDS = {"sink": 0.3, "previous_token": 0.5, "local": 0.3, "broad": 0.7, "redundant": 0.95}
 SHE, MAYA = 9, 1
 
 
@@ -117,7 +117,7 @@ def head_values(p: np.ndarray, *, causal: bool) -> dict[str, object]:
     labels = []
     if (values["sink_1"] or 0) > THRESHOLDS["sink"]:
         labels.append("sink")
-    if values["previous_token"] > THRESHOLDS["previous-token"]:
+    if values["previous_token"] > THRESHOLDS["previous_token"]:
         labels.append("previous-token")
     if values["distance_ratio"] < THRESHOLDS["local"]:
         labels.append("local")

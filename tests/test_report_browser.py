@@ -162,7 +162,7 @@ def test_ranking_leaves_out_and_takes_in(visit: Any, causal: list[Record]) -> No
         return set(found.evaluate_all("all => all.map(li => li.dataset.other)"))
 
     assert not others() & {"0", "8", "9"}
-    for name, expected in (("aside", "0"), ("punctuation", "8"), ("own", "9")):
+    for name, expected in (("aside", "0"), ("before", "8"), ("own", "9")):
         page.check(f"#include-{name}")
         until(
             page,
@@ -470,7 +470,7 @@ def test_head_table_sorts_by_mouse_and_keyboard(visit: Any, causal: list[Record]
     assert header.get_attribute("aria-sort") == "ascending"
     assert column() == sorted(column())
     limits = page.inner_text(".thresholds")
-    assert "sink 0.300" in limits and "previous-token 0.500" in limits
+    assert "sink 0.300" in limits and "previous token 0.500" in limits
     assert page.locator('.chip[data-label="sink"]').count() > 0
 
 
@@ -631,7 +631,7 @@ def test_long_context_is_usable_within_seconds(visit: Any) -> None:
     tops = [r for r in records if r.kind == "top"]
     at = int(np.flatnonzero(unpack(tops[0].values["rows"]) == 20_001)[0])
     best = max(float(unpack(r.values["weights"])[at].max()) for r in tops)
-    for name in ("own", "punctuation", "aside"):
+    for name in ("own", "before", "aside"):
         page.check(f"#include-{name}")
     until(
         page,

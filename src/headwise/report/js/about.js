@@ -1,6 +1,6 @@
 // What the page was made from, what a reader must know, and what could not be caught.
 
-const FACTS = [["model", "Model"], ["source", "Source"], ["input_kind", "Input"], ["dtype", "Data type"], ["device", "Device"],
+const FACTS = [["model", "Model"], ["source", "Source"], ["about", "What it is"], ["licence", "Licence"], ["input_kind", "Input"], ["note", "Note"], ["dtype", "Data type"], ["device", "Device"],
   ["backend", "Attention backend"], ["created", "Made"], ["seconds", "Seconds it took"], ["headwise", "headwise"], ["torch", "torch"],
   ["transformers", "transformers"], ["python", "Python"], ["command", "Command"]];
 
@@ -15,6 +15,7 @@ function intro() {
     ["transformers", RUN.transformers && `transformers ${RUN.transformers}`], ["created", RUN.created && dateText(RUN.created)]].filter(([, v]) => v);
   return h("div", { class: "intro" }, h("h1", {}, String(RUN.model ?? "A model")),
     h("p", { class: "lead" }, `${heads} attention heads in ${layers} layers, on ${sizes.join(" and ")}.`),
+    RUN.note ? h("p", { class: "muted" }, String(RUN.note)) : null,
     texts.map((axis) => (axis.count > 400 ? h("blockquote", {}, axis.text) : null)),
     h("p", { class: "facts muted small" }, facts.map(([, v]) => h("span", {}, String(v)))),
     RUN.command ? h("p", { class: "muted small" }, "Made by ", h("code", {}, String(RUN.command))) : null,
@@ -33,14 +34,16 @@ function aboutPage() {
   });
   return { el: h("div", { class: "page prose-page" }, h("h1", {}, "About this page"),
     h("section", { class: "panel" }, h("h2", {}, "Made from"), h("div", { class: "scroll" }, h("table", { class: "data facts" }, h("tbody", {},
-      FACTS.filter(([key]) => RUN[key] !== undefined && RUN[key] !== null).map(([key, name]) => fact(name, factText(key, RUN[key]))), shapes,
+      FACTS.filter(([key]) => RUN[key] !== undefined && RUN[key] !== null && RUN[key] !== "").map(([key, name]) => fact(name, factText(key, RUN[key]))), shapes,
       RAW.top ? fact("Strongest keys", `${RAW.top.keys} a query${RAW.top.step > 1 ? `, of every ${RAW.top.step}th query recorded` : ""}`) : null,
       fact("Could not be caught", (RUN.not_caught || []).length ? RUN.not_caught.map(String).join("; ") : "nothing that was seen"))))),
     h("section", { class: "panel" }, h("h2", {}, "How to read it"),
       h("p", {}, "A head's map has a row for each query and a column for each key. A weight is the share of its attention that the query gives to the key; a row sums to 1, or to less where a learned sink takes part of it."),
       h("p", {}, "Maps are clues, not explanations. A strong weight on a token that carries little (the first token, a separator) is often a resting place, not a finding. The same head may behave differently on the next sentence. To learn what a head does, change it and measure the model."),
       h("p", {}, "Colours follow the square root of the weight, from light to dark on light ground and from dark to light on dark ground. Cells without colour are exactly 0, as under a causal mask."),
-      thresholds()),
+      h("p", {}, "Names such as sink or local are given to heads by these thresholds. A name is a clue too."),
+      h("div", { class: "scroll" }, h("table", { class: "data facts" }, h("tbody", {}, Object.entries(RUN.thresholds || {}).map(([name, value]) =>
+        fact(THRESHOLD_TEXTS[name] ?? name, h("b", { class: "num" }, typeof value === "number" ? numberText(value) : String(value)))))))),
     h("section", { class: "panel" }, h("h2", {}, "Statistics"), h("div", { class: "scroll" }, h("table", { class: "data facts" }, h("tbody", {}, presentStatistics().map((s) => fact(s.name, [s.text, s.unit ? h("span", { class: "muted" }, ` (${s.unit})`) : null])))))),
     h("section", { class: "panel" }, h("h2", {}, "Attention modules"), h("div", { class: "scroll" }, h("table", { class: "data" },
       h("thead", {}, h("tr", {}, ["Layer", "Kind", "Module", "Heads", "Key/value heads", "Head size", "Queries × keys", "Mask"].map((t) => h("th", { scope: "col" }, t)))),

@@ -123,7 +123,7 @@ const allHeads = () => MODULES.flatMap((module) => Array.from({ length: module.h
 const state = {
   hide: false, words: false, query: null,
   pick: null, // {axis, token}
-  include: { aside: false, own: false, punctuation: false }, flat: false,
+  include: { aside: false, own: false, before: false }, flat: false,
   grid: { section: null, key: "entropy", order: "layer", down: true, low: null, high: null, label: "" },
   table: { section: null, key: null, down: true, all: false },
   similarity: { section: null, measure: "bhattacharyya", grouped: true },

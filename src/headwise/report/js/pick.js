@@ -51,11 +51,11 @@ function pickPanel(onlinks) {
     const axis = AXES[state.pick.axis], { token } = state.pick;
     const links = await linksOf(axis, token, LEAST);
     if (mine !== asked) return;
-    const keep = (one, other) => (state.include.aside || !other.setAside(one.other)) &&
-      (state.include.own || other !== axis || one.other !== token) &&
-      (state.include.punctuation || !punctuation(other, one.other));
-    const from = links.from.filter((one) => keep(one, AXES[one.module.key_axis]));
-    const to = links.to.filter((one) => keep(one, AXES[one.module.query_axis]));
+    // The same as the terminal leaves out. In a picture, the patch before is no neighbour in any sense.
+    const keep = (one, other, gap) => (state.include.aside || !other.setAside(one.other)) &&
+      (other !== axis || ((state.include.own || gap !== 0) && (state.include.before || axis.kind !== "text" || gap !== 1)));
+    const from = links.from.filter((one) => keep(one, AXES[one.module.key_axis], token - one.other));
+    const to = links.to.filter((one) => keep(one, AXES[one.module.query_axis], one.other - token));
     const best = new Map();
     for (const one of from) { const k = `${one.module.id} ${one.head}`; if (!best.has(k)) best.set(k, one.weight); }
     state.pick.best = best;
@@ -82,13 +82,13 @@ function pickPanel(onlinks) {
   }
   function options() {
     const redraw = (key) => (on) => { state.include[key] = on; show().then(() => byId(`include-${key}`)?.focus()); };
-    const out = [state.include.aside ? null : "special and first tokens", state.include.own ? null : "the token itself", state.include.punctuation ? null : "punctuation"].filter(Boolean);
+    const out = [state.include.aside ? null : "special and first tokens", state.include.own ? null : "the token itself", state.include.before ? null : "the token just before a query"].filter(Boolean);
     return h("div", { class: "row options ruled" },
       h("p", { class: "muted small" }, AXES[state.pick.axis].kind === "image" ? "The pictures show the largest weight that any head gives, as kept in the rankings below." : "Filled: the largest weight that any head gives from the picked token. Bar: the largest that any head gives to it."),
       h("p", { class: "small", id: "left-out" }, out.length ? `Left out of this ranking: ${out.join(", ")}. ` : "Nothing is left out of this ranking. ", "Weights are the model's own, not rescaled."),
       h("div", { class: "row" }, toggle("Special and first tokens", state.include.aside, redraw("aside"), { id: "include-aside" }),
         toggle("The token itself", state.include.own, redraw("own"), { id: "include-own" }),
-        toggle("Punctuation", state.include.punctuation, redraw("punctuation"), { id: "include-punctuation" }),
+        toggle("The token before", state.include.before, redraw("before"), { id: "include-before" }),
         toggle("Every link on its own line", state.flat, (on) => { state.flat = on; show().then(() => byId("flat")?.focus()); }, { id: "flat" })));
   }
   const askedFor = (one, side, token) => RAW.links.some((l) => l.asked && l.id === one.module.id &&

@@ -30,6 +30,20 @@ const LABEL_TEXTS = {
   "duplicate-token": "finds earlier copies of the token",
 };
 
+/** What a threshold of the records means; the number follows. */
+const THRESHOLD_TEXTS = {
+  sink: "sink: mean weight on the first token above",
+  previous_token: "previous-token: mean weight on the token before above",
+  duplicate_token: "duplicate-token: mean weight on earlier copies above",
+  induction: "induction: mean weight after earlier copies above",
+  matched_rows: "duplicate-token, induction: rows with an earlier copy, at least",
+  local: "local: weight at distances below 8 above",
+  local_ratio: "local: and distance ratio below",
+  broad: "broad: relative entropy above",
+  redundant: "redundant: overlap (Bhattacharyya) with its cluster at least",
+  collapse: "entropy collapse: share above its lower bound, at most",
+};
+
 /** Statistics that at least one head has, known ones first, unknown ones under their own name. */
 const presentStatistics = (() => {
   let found = null;

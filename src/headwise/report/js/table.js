@@ -36,7 +36,7 @@ function thresholds() {
   const list = Object.entries(RUN.thresholds || {});
   if (!list.length) return h("p", { class: "muted small" }, "The records state no thresholds for labels.");
   return h("p", { class: "small thresholds" }, h("span", { class: "muted" }, "Labels are given by these thresholds: "),
-    list.map(([name, value]) => h("span", { class: "threshold" }, name.replaceAll("_", " "), " ", h("b", { class: "num" }, typeof value === "number" ? numberText(value) : String(value)))));
+    list.map(([name, value]) => h("span", { class: "threshold", title: THRESHOLD_TEXTS[name] ?? null }, name.replaceAll("_", " "), " ", h("b", { class: "num" }, typeof value === "number" ? numberText(value) : String(value)))));
 }
 
 function linksPage() {

@@ -68,8 +68,6 @@ function unitNodes(axis, unit, joined) {
   return [unitText(axis, unit, joined)];
 }
 
-const punctuation = (axis, i) => axis.kind === "text" && !/[\p{L}\p{N}]/u.test(axis.tokens[i]);
-
 /** Tokens whose text is, or else begins with, or else holds the words sought. */
 function findTokens(axis, sought) {
   const want = sought.trim().toLowerCase();
