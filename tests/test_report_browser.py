@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fake_records as fake
-from headwise.record import Record
+from headwise.record import Record, pack, unpack
 from headwise.report import build
 
 pytestmark = pytest.mark.browser
@@ -222,8 +222,6 @@ def test_hovering_a_token_shades_its_keys(visit: Any, causal: list[Record]) -> N
     assert token(page, fake.MAYA).get_attribute("data-weight") == "0.577"
     assert token(page, fake.MAYA).locator(".w").inner_text() == "0.577"
     p = next(r for r in causal if r.kind == "map" and r.where == {"id": "self/9", "head": 4})
-    from headwise.record import unpack
-
     row = unpack(p.values["cells"])[fake.SHE]
     said = ["<0.001" if 0 < w < 0.0005 else f"{w:.3f}" for w in row]
     assert weights(page) == said
@@ -544,8 +542,6 @@ def test_patches_are_shaded_on_the_picture(visit: Any) -> None:
     patch = page.locator('button.patch[data-i="120"]')
     patch.hover()
     top = next(r for r in records if r.kind == "top" and r.where["head"] == 0)
-    from headwise.record import unpack
-
     keys, best = unpack(top.values["keys"])[120], unpack(top.values["weights"])[120]
     for key, weight in zip(keys, best, strict=True):
         got = page.locator(f'.pictures button[data-i="{key}"]')
@@ -571,8 +567,6 @@ def test_sound_is_a_strip_in_time(visit: Any) -> None:
     before = page.locator(".audioview canvas").evaluate("c => c.toDataURL()")
     token(page, 4).hover()
     top = next(r for r in records if r.kind == "top" and r.where["id"] == "decoder.cross/0")
-    from headwise.record import unpack
-
     key, best = unpack(top.values["keys"])[4, 0], unpack(top.values["weights"])[4, 0]
     assert rows(page)[0] == [f"{0.02 * key:.2f} s", f"{best:.3f}"]
     assert page.locator(".audioview canvas").evaluate("c => c.toDataURL()") != before
@@ -582,6 +576,39 @@ def test_sound_is_a_strip_in_time(visit: Any) -> None:
     assert strip.get_attribute("aria-valuenow") == "0.20"
     assert "0.20 s" in page.inner_text("#caption")
     assert page.locator('[data-top="queries"] tr').count() > 0
+
+
+def test_sixteen_bits_still_show_three_decimals(visit: Any) -> None:
+    tokens = ["[CLS]", *[f"word{i}" for i in range(58)], "[SEP]"]
+    records = fake.bert(12, 12, tokens=tokens)
+    page = visit(records, "#/head/self%2F7/3")
+    assert '"bits":"u16"' in page.locator("#data").text_content()
+    cells = unpack(next(r for r in records if r.kind == "map" and r.where
+                        == {"id": "self/7", "head": 3}).values["cells"])  # fmt: skip
+    for query in (1, 17, 40):
+        token(page, query).hover()
+        said = ["<0.001" if 0 < w < 0.0005 else f"{w:.3f}" for w in cells[query].astype(float)]
+        assert weights(page) == said
+    page.evaluate("location.hash = '#/about'")
+    until(page, "document.getElementById('main').textContent.includes('to 3 decimals exactly')")
+
+
+def test_rounded_cells_are_marked_and_kept_keys_stay_exact(
+    visit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.report.embed.BUDGET", 1_150_000)
+    tokens = ["[CLS]", *[f"word{i}" for i in range(58)], "[SEP]"]
+    records = fake.bert(12, 12, tokens=tokens)
+    page = visit(records, "#/head/self%2F7/3")
+    assert '"bits":"u8"' in page.locator("#data").text_content()
+    token(page, 17).hover()
+    top = next(r for r in records if r.kind == "top" and r.where == {"id": "self/7", "head": 3})
+    best = unpack(top.values["weights"])[17]
+    shown = rows(page)
+    assert 3 <= len(shown) <= len(best)
+    assert [w for _, w in shown] == [f"{w:.3f}" for w in best[: len(shown)]]
+    assert all(w.startswith("≈") for _, w in rows(page, "queries"))
+    assert "254 steps" in page.inner_text("#tops")
 
 
 def test_missing_parts_are_explained(visit: Any) -> None:
@@ -599,8 +626,6 @@ def test_missing_parts_are_explained(visit: Any) -> None:
 
 
 def test_nan_has_its_own_colour_and_word(visit: Any) -> None:
-    from headwise.record import pack
-
     cells = np.array([[0.5, 0.3, 0.2], [np.nan] * 3, [0.2, 0.2, 0.6]], np.float32)
     records = [Record(r.kind, r.where, {**r.values, "cells": pack(cells)}) if r.kind == "map" else r
                for r in fake.tiny()]  # fmt: skip
@@ -626,8 +651,6 @@ def test_long_context_is_usable_within_seconds(visit: Any) -> None:
     assert time.monotonic() - started < 20
     assert page.locator(".tokens .token").count() == 600
     assert page.locator('.tokens [data-i="20001"]').get_attribute("aria-selected") == "true"
-    from headwise.record import unpack
-
     tops = [r for r in records if r.kind == "top"]
     at = int(np.flatnonzero(unpack(tops[0].values["rows"]) == 20_001)[0])
     best = max(float(unpack(r.values["weights"])[at].max()) for r in tops)
