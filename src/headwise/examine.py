@@ -28,6 +28,8 @@ from headwise.watch import Seen, SeenCall, watch
 # Cells of all pooled maps of a report together: 270 heads get 172 × 172, 72 heads get 256 × 256.
 ALL_CELLS = 8_000_000
 LARGEST_MAP = 256
+# A little more where it spares pooling: a picture of 16 × 16 patches and one special token is 257.
+LARGEST_UNPOOLED = 320
 Progress = Callable[[int, "int | None", str], None]
 
 
@@ -133,7 +135,9 @@ class _Taker:
         name = item.id if item.index == 0 else f"{item.id}#{item.index}"
         query_axis, key_axis = self._axes(item)
         call = item.call
-        options: dict[str, Any] = {"map_cells": self.map_cells}
+        longest = max(call.query_length, call.key_length)
+        unpooled = min(LARGEST_UNPOOLED, int(self.map_cells * 1.25))
+        options: dict[str, Any] = {"map_cells": longest if longest <= unpooled else self.map_cells}
         query, key = self.inputs.axes.get(query_axis), self.inputs.axes.get(key_axis)
         real = item.real_queries
         if real is None and query is not None and len(query["real"]) == call.query_length:

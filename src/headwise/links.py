@@ -42,7 +42,7 @@ class Asked:
         Raises:
             BadInput: a text is not in the input.
         """
-        places = []
+        places: list[dict[str, list[range]]] = []
         for name, text in (("query", query), ("key", key)):
             found = {axis: _places(values, text) for axis, values in axes.items()}
             found = {axis: spans for axis, spans in found.items() if spans}
@@ -52,7 +52,7 @@ class Asked:
                     "the text has it"
                 )
             places.append(found)
-        return cls(query, key, *places)
+        return cls(query, key, places[0], places[1])
 
     def take(
         self, name: str, call: AttentionCall, stats: HeadStatistics, query_axis: str, key_axis: str
@@ -83,8 +83,8 @@ class StrongestLinks:
     """For each query token its strongest link over all heads, then the strongest of these.
 
     Each head and key appears once, so that one head that sends every query to one key does not
-    fill the list. Left out: padding, special tokens, the first token (where weight gathers that has nowhere to go), the
-    token itself and its neighbour before.
+    fill the list. Left out: padding, special tokens, the first token (where weight gathers that has
+    nowhere to go), the token itself and its neighbour before.
     """
 
     best: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class StrongestLinks:
     def _fold(
         self, name: str, axes: tuple[str, str], top: Tensor, head: Tensor, key: Tensor, offset: int
     ) -> None:
-        now = {"weight": top, "head": head, "key": key, "name": [name] * len(top)}
+        now: dict[str, Any] = {"weight": top, "head": head, "key": key, "name": [name] * len(top)}
         held = self.best.get(axes)
         if held is None or len(held["weight"]) != len(top):
             self.best[axes] = {**now, "offset": offset}

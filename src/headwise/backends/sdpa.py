@@ -166,23 +166,34 @@ def _additive(
     return mask, False, empty
 
 
-def _inputs(call: AttentionCall, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Query, key, value of a block as torch wants them, and its mask with full axes."""
+def _inputs(
+    call: AttentionCall, block: Block, grouped: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Query, key, value of a block as torch wants them, and its mask with full axes.
+
+    `grouped`: the kernel reads shared key/value heads itself, so they are not repeated.
+    """
+    query = call.query[:, :, block.rows]
+    key, value = call.key[:, :, block.keys], call.value[:, :, block.keys]
+    if not grouped:
+        key, value = expand_heads(key, call.groups), expand_heads(value, call.groups)
     width = max(call.head_dim, call.value_dim)
-    query = pad(call.query[:, :, block.rows], (0, width - call.head_dim))
-    key = pad(expand_heads(call.key[:, :, block.keys], call.groups), (0, width - call.head_dim))
-    value = pad(
-        expand_heads(call.value[:, :, block.keys], call.groups), (0, width - call.value_dim)
-    )
-    tensors = [t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value)]
+    tensors = [_widen(tensor, width) for tensor in (query, key, value)]
     mask = block.mask
     if mask is not None:
         mask = mask.expand(call.batch, call.num_heads, query.shape[2], key.shape[2])
     return tensors[0], tensors[1], tensors[2], mask
 
 
+def _widen(tensor: Tensor, width: int) -> Tensor:
+    """Zero columns up to `width`, and the last axis contiguous: what fused kernels ask for."""
+    if tensor.shape[-1] < width:
+        return pad(tensor, (0, width - tensor.shape[-1]))
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def _fused(call: AttentionCall, block: Block, need_lse: bool) -> tuple[Tensor, Tensor]:
-    query, key, value, mask = _inputs(call, block)
+    query, key, value, mask = _inputs(call, block, grouped=_is_cpu(call))
     scale = call.scale_value
     if _is_cpu(call):
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -204,13 +215,13 @@ def _fused(call: AttentionCall, block: Block, need_lse: bool) -> tuple[Tensor, T
 def _fused_backward(
     call: AttentionCall, block: Block, output: Tensor, lse: Tensor, grad_output: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value, mask = _inputs(call, block)
-    grad, extra = grad_output[:, :, block.rows], value.shape[-1] - call.value_dim
+    query, key, value, mask = _inputs(call, block, grouped=False)
+    grad = grad_output[:, :, block.rows]
     if block.empty is not None:
         grad = torch.where(block.empty, 0.0, grad)
-    grad = pad(grad, (0, extra)).contiguous()
+    grad = _widen(grad, value.shape[-1])
     if _is_cpu(call):
-        out = pad(output[:, :, block.rows], (0, extra)).contiguous()
+        out = _widen(output[:, :, block.rows], value.shape[-1])
         row_lse = lse[:, :, block.rows].contiguous()
         if block.empty is not None:
             row_lse = torch.where(block.empty.squeeze(-1), 0.0, row_lse)
@@ -232,7 +243,12 @@ def _fused_backward(
         with torch.enable_grad():
             leaves = [t.detach().requires_grad_() for t in (query, key, value)]
             again = scaled_dot_product_attention(
-                *leaves, attn_mask=mask, is_causal=block.causal, scale=call.scale_value
+                leaves[0],
+                leaves[1],
+                leaves[2],
+                attn_mask=mask,
+                is_causal=block.causal,
+                scale=call.scale_value,
             )
         d_query, d_key, d_value = torch.autograd.grad(again, leaves, grad)
     groups = (call.num_kv_heads, call.groups)
