@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -125,14 +126,15 @@ class AttentionCall:
             bias=bias,
         )
 
-    def _map(self, change: object) -> AttentionCall:
-        assert callable(change)
-        optional = {
-            name: None if tensor is None else change(tensor)
-            for name, tensor in (("bias", self.bias), ("sinks", self.sinks))
-        }
-        query, key, value = change(self.query), change(self.key), change(self.value)
-        return replace(self, query=query, key=key, value=value, **optional)
+    def _map(self, change: Callable[[Tensor], Tensor]) -> AttentionCall:
+        return replace(
+            self,
+            query=change(self.query),
+            key=change(self.key),
+            value=change(self.value),
+            bias=None if self.bias is None else change(self.bias),
+            sinks=None if self.sinks is None else change(self.sinks),
+        )
 
     def _check_kinds(self) -> None:
         if self.mask is not None and not isinstance(self.mask, Mask):
@@ -196,7 +198,7 @@ class AttentionCall:
                 f"the first must be a multiple of the second{hint}"
             )
         if self.bias is not None:
-            check_grid("attention: bias", self.bias, *query[:3], key[2])
+            check_grid("attention: bias", self.bias, query[0], query[1], query[2], key[2])
         if self.sinks is not None and tuple(self.sinks.shape) != (query[1],):
             raise ValueError(
                 f"attention: sinks holds one logit a query head, wanted ({query[1]},), "

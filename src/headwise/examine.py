@@ -21,6 +21,7 @@ from torch import Tensor
 from headwise import statistics
 from headwise.errors import BadInput
 from headwise.links import Asked, StrongestLinks
+from headwise.masks import causal
 from headwise.models import Inputs, Loaded
 from headwise.record import Record
 from headwise.watch import Seen, SeenCall, watch
@@ -30,6 +31,13 @@ ALL_CELLS = 8_000_000
 LARGEST_MAP = 256
 # A little more where it spares pooling: a picture of 16 × 16 patches and one special token is 257.
 LARGEST_UNPOOLED = 320
+# Stacks whose self-attention the model declares causal, by kind of model: weight on a later key
+# is hidden mass, and must be exactly 0.
+CAUSAL_STACKS = {
+    "causal": frozenset({""}),
+    "encoder-decoder": frozenset({"decoder"}),
+    "speech": frozenset({"decoder"}),
+}
 Progress = Callable[[int, "int | None", str], None]
 
 
@@ -59,6 +67,7 @@ def examine(
     """
     started = time.perf_counter()
     taker = _Taker(inputs, _expected_calls(loaded.model), _map_cells(loaded.model), progress)
+    taker.causal_stacks = CAUSAL_STACKS.get(loaded.kind, frozenset())
     taker.asked = [Asked.find(inputs.axes, query, key) for query, key in links]
     with watch(loaded.model, on_call=taker.take, keep=False) as seen:
         loaded.run(inputs)
@@ -129,6 +138,7 @@ class _Taker:
     records: list[Record] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     strongest: StrongestLinks = field(default_factory=StrongestLinks)
+    causal_stacks: frozenset[str] = frozenset()
     taken: int = 0
 
     def take(self, item: SeenCall) -> None:
@@ -145,6 +155,8 @@ class _Taker:
         options["query_rows"] = real
         if item.kind == "self" and key is not None and key["kind"] == "text":
             options["token_ids"] = self._token_ids(key, call.key_length)
+        if item.kind == "self" and item.stack in self.causal_stacks:
+            options["declared"] = causal()
         if item.kind == "cross":
             options["query_positions"] = torch.arange(call.query_length)
             options["key_positions"] = torch.arange(call.key_length)

@@ -131,12 +131,11 @@ def _blocks(call: AttentionCall) -> Iterator[Block]:
     if call.bias is None and visible.is_causal and length == keys:
         yield Block(whole, every, None, True, None)
         return
-    runs_shape = [t.shape for t in (visible.intervals, visible.bits) if t is not None]
+    shapes = [tuple(t.shape) for t in (visible.intervals, visible.bits) if t is not None]
     if call.bias is not None:
-        runs_shape.append(call.bias.shape if call.bias.dim() == 4 else (1, 1, *call.bias.shape))
-    planes = max((shape[0] for shape in runs_shape), default=1)
-    planes *= max((shape[1] for shape in runs_shape), default=1)
-    same_for_rows = all(shape[2] == 1 for shape in runs_shape)
+        shapes.append((1,) * (4 - call.bias.dim()) + tuple(call.bias.shape))
+    planes = max(shape[0] for shape in shapes) * max(shape[1] for shape in shapes)
+    same_for_rows = all(shape[2] == 1 for shape in shapes)
     size = length if same_for_rows else max(1, min(1024, BLOCK_MASK // max(1, planes * keys)))
     for start in range(0, length, size):
         rows = slice(start, min(start + size, length))
