@@ -10,7 +10,7 @@ MODELS := smollm2 minilm whisper-tiny dino
 SENTENCE := After Maya placed the book on the table, she left.
 PYTEST_ARGS ?=
 
-.PHONY: help venv report test quick lint types bench browser models clean distclean
+.PHONY: help venv report test quick lint types bench picture browser models clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -69,6 +69,9 @@ types: $(STAMP)  ## mypy
 
 bench: $(STAMP)  ## time and memory of a report at 1k to 8k tokens
 	$(BIN)/python -m benchmarks.report_cost
+
+picture: $(STAMP) report browser  ## the picture of the README, from report.html
+	$(BIN)/python docs/picture.py report.html docs/report.png
 
 clean:  ## remove what was built or drawn, but not .venv
 	rm -rf build dist bench report.html records.jsonl .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -343,5 +343,6 @@ def from_dense(grid: Tensor) -> Mask:
     Broadcast axes (size 1 or stride 0) stay broadcast. The result is compact: it keeps no
     reference to `grid`. Raises as `keep` does.
     """
-    sizes = Sizes(*(int(n) for n in grid.shape), grid.device)
+    batch, heads, queries, keys = (int(n) for n in grid.shape)
+    sizes = Sizes(batch, heads, queries, keys, grid.device)
     return _Compact(_Grid(_want_bool("from_dense", grid), "from_dense").lower(sizes))
