@@ -73,7 +73,14 @@ def main() -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
             file.write(long_text(tokens))
             file.flush()
-            child = [sys.executable, "-m", "benchmarks.report_cost", "--one", file.name, str(tokens)]
+            child = [
+                sys.executable,
+                "-m",
+                "benchmarks.report_cost",
+                "--one",
+                file.name,
+                str(tokens),
+            ]
             done = subprocess.run(child, check=True, stdout=subprocess.PIPE, text=True)
         row = json.loads(done.stdout.splitlines()[-1])
         row["maps"] = HEADS * row["tokens"] ** 2 * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from running_docs import ROOT, pages, run
 
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#]+)(#[^)]*)?\)")

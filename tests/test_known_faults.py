@@ -127,7 +127,7 @@ def test_mask_dtype(mean):
     for dtype in (torch.int64, torch.uint8):
         with pytest.raises(TypeError, match="floating point; got torch"):
             attention(q, q, q, bias=torch.ones(2, 2, dtype=dtype), backend=mean.backend)
-    with pytest.raises(ValueError, match="query is torch.bfloat16 but bias is torch.float32"):
+    with pytest.raises(ValueError, match=r"query is torch.bfloat16 but bias is torch.float32"):
         attention(q, q, q, bias=torch.zeros(2, 2), backend=mean.backend)
 
 
@@ -150,7 +150,7 @@ def test_no_scale_is_not_scale_zero(mean):
     assert torch.allclose(out, wanted, atol=1e-6)
     one = attention(q, k, v, causal(), scale=1.0, backend=mean.backend)
     assert not torch.allclose(one.flatten(), wanted, atol=1e-3)
-    with pytest.raises(ValueError, match="above 0, got 0.0"):
+    with pytest.raises(ValueError, match=r"above 0, got 0.0"):
         attention(q, k, v, scale=0.0, backend=mean.backend)
 
 

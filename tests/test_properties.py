@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_masks import masks
 
 import headwise.backends as backends
 from headwise.attention import attention
 from headwise.call import AttentionCall
 from headwise.reference import attention_steps
+from test_masks import masks
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

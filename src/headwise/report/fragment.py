@@ -27,7 +27,7 @@ def fragment(run: Run) -> str:
     """An HTML fragment whose style touches nothing outside it."""
     parts = [
         '<div style="font:13px/1.4 system-ui,sans-serif">'
-        f"<p style=\"margin:0 0 6px\"><b>{_say(run.facts.get('model'), 'model')}</b>: "
+        f'<p style="margin:0 0 6px"><b>{_say(run.facts.get("model"), "model")}</b>: '
         f"{sum(m.heads for m in run.modules)} attention heads. Each picture is one head: "
         "rows are queries, columns are keys, brighter is more weight. "
         "Attention maps are clues, not explanations.</p>"
