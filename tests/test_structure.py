@@ -30,11 +30,13 @@ FLOORS: list[set[str]] = [
     {"arguments", "trace"},
     {"layer"},
     {"models", "watch"},
+    {"hf"},
     {"statistics"},
+    {"checks"},
     {"links"},
     {"report", "terminal"},
     {"examine"},
-    {"cli"},
+    {"cli", "pytest_plugin"},
     {"__main__"},
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

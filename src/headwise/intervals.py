@@ -7,6 +7,7 @@ linear in the number of queries) and to packed bits only where rows need more ru
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -294,6 +295,23 @@ def from_grid(sizes: Sizes, grid: Tensor) -> CompiledMask:
         if runs is not None:
             return CompiledMask(sizes, runs)
     return CompiledMask(sizes, bits=_pack(grid))
+
+
+def from_blocks(sizes: Sizes, blocks: Iterable[Tensor]) -> CompiledMask:
+    """A mask from blocks of its grid's rows, (b, h, rows, S) each: the whole grid is never held."""
+    compiled = [from_grid(sizes, block) for block in blocks]
+    if all(block.bits is None for block in compiled):
+        runs = [block.intervals for block in compiled if block.intervals is not None]
+        most = max((r.shape[-2] for r in runs), default=1)
+        # A block of rows with one run each gets an empty second one beside blocks that have two.
+        even = [torch.cat((r, r[..., -1:, 1:].expand(*r.shape[:-2], most - r.shape[-2], 2)), -2)
+                for r in runs]  # fmt: skip
+        return CompiledMask(sizes, torch.cat(even, 2) if even else None)
+    packed = [
+        _pack(block.tile().expand(-1, -1, -1, sizes.keys)) if block.bits is None else block.bits
+        for block in compiled
+    ]
+    return CompiledMask(sizes, bits=torch.cat(packed, dim=2))
 
 
 def _runs_of(grid: Tensor) -> Tensor | None:

@@ -144,7 +144,7 @@ class _Real(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class _Compact(Mask):
+class Compact(Mask):
     """Runs or bits kept from a grid; its axes broadcast as the grid's did."""
 
     inner: CompiledMask
@@ -159,7 +159,10 @@ class _Compact(Mask):
                 f"used with (B, H, L, S) = {tuple(sizes[:4])}"
             )
         moved = self.inner.lower(own._replace(device=sizes.device))
-        return CompiledMask(sizes, moved.intervals, moved.bits)
+        same = own.queries == sizes.queries
+        return CompiledMask(
+            sizes, moved.intervals, moved.bits, moved.is_full, same and moved.is_causal
+        )
 
 
 def _fit(name: str, tensor: Tensor, wanted: tuple[int, ...]) -> None:
@@ -345,4 +348,4 @@ def from_dense(grid: Tensor) -> Mask:
     """
     batch, heads, queries, keys = (int(n) for n in grid.shape)
     sizes = Sizes(batch, heads, queries, keys, grid.device)
-    return _Compact(_Grid(_want_bool("from_dense", grid), "from_dense").lower(sizes))
+    return Compact(_Grid(_want_bool("from_dense", grid), "from_dense").lower(sizes))

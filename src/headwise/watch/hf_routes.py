@@ -80,8 +80,13 @@ _wrapped: dict[Callable, Callable] = {}
 
 
 def wrap_function(original: Callable) -> Callable:
-    """The recording form of an attention function; the same one each time it is asked for."""
-    if hasattr(original, "_headwise_original") or not callable(original):
+    """The recording form of an attention function; the same one each time it is asked for.
+
+    headwise's own function (headwise.hf) is left alone: it calls `headwise.attention`, which is
+    watched where it is called.
+    """
+    own = getattr(original, "__module__", None) == "headwise.hf"
+    if own or hasattr(original, "_headwise_original") or not callable(original):
         return original
     if original not in _wrapped:
         _wrapped[original] = _wrap(original)
