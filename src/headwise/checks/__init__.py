@@ -1,0 +1,96 @@
+"""Checks: is a model's attention right? Black box on any module, white box to name the culprit.
+
+for record in headwise.checks.check(model, inputs):
+    print(record.where["check"], record.values["status"], record.values["message"])
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from headwise.checks import causality
+from headwise.checks.finding import NotRunnable, failures, not_run
+from headwise.checks.subject import Subject
+from headwise.record import Record
+
+__all__ = ["CHECKS", "NotRunnable", "Subject", "check", "failures"]
+
+Progress = Callable[[int, int, str], None]
+
+# The checks of a model, in the order in which they run.
+CHECKS: dict[str, Callable[[Subject], list[Record]]] = {
+    "future leak": causality.future_leak,
+}
+
+
+def check(
+    model: Any,
+    inputs: Any = None,
+    *,
+    only: Iterable[str] | None = None,
+    causal: bool | None = None,
+    padding_side: str | None = None,
+    pad_token_id: int | None = None,
+    batch_first: bool | None = None,
+    documents: Tensor | None = None,
+    progress: Progress | None = None,
+) -> list[Record]:
+    """Run the checks on a model and say what each found; nothing that a model does raises here.
+
+    Args:
+        model: an nn.Module, or what `headwise.models.load` returned. It runs in eval mode, and is
+            left as it was.
+        inputs: one call's arguments: a tensor, a tuple, keywords, or what `loaded.prepare` gave.
+        only: names of checks, from CHECKS; all when None.
+        progress: called with (checks done, checks to do, name of the next).
+        Others: see `Subject.of`.
+
+    Returns:
+        Records of kind "check", at least one for each check: "passed", "failed" or "not run".
+
+    Raises:
+        ValueError: an unknown name in `only`, or an unknown padding_side.
+    """
+    names = list(CHECKS) if only is None else list(only)
+    unknown = [name for name in names if name not in CHECKS]
+    if unknown:
+        raise ValueError(
+            f"check: no check is named {unknown[0]!r}; choose from {', '.join(CHECKS)}"
+        )
+    try:
+        subject = Subject.of(
+            model,
+            inputs,
+            causal=causal,
+            padding_side=padding_side,
+            pad_token_id=pad_token_id,
+            batch_first=batch_first,
+            documents=documents,
+        )
+    except NotRunnable as error:
+        return [not_run(name, str(error)) for name in names]
+    records: list[Record] = []
+    with subject.in_eval():
+        for done, name in enumerate(names):
+            if progress is not None:
+                progress(done, len(names), name)
+            records += run_check(subject, name)
+    if progress is not None:
+        progress(len(names), len(names), "")
+    return records
+
+
+def run_check(subject: Subject, name: str) -> list[Record]:
+    """One check by name; what keeps it from running becomes its "not run" record."""
+    started = time.perf_counter()
+    try:
+        found = CHECKS[name](subject)
+    except NotRunnable as error:
+        found = [not_run(name, str(error))]
+    spent = round((time.perf_counter() - started) / max(1, len(found)), 3)
+    return [replace(record, values={**record.values, "seconds": spent}) for record in found]

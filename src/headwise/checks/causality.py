@@ -1,0 +1,318 @@
+"""Future leak and measured mask: which inputs move which outputs, against what the model declares.
+
+Future leak changes one token at a time and looks at every output that must not follow it, on each
+path, with and without a padding mask, whole and in cached chunks. Measured mask takes the Jacobian.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headwise.checks import blame, cached
+from headwise.checks.finding import (
+    NotRunnable,
+    exact_bound,
+    failed,
+    gap,
+    not_run,
+    passed,
+    size_of,
+)
+from headwise.checks.subject import Subject
+from headwise.record import Record
+
+LEAK, MASK = "future leak", "measured mask"
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One change that moved an output that it must not move."""
+
+    path: str
+    mode: str
+    change: str
+    place: int
+    output: int
+    moved: float
+    bound: float
+
+    def words(self) -> str:
+        return (
+            f"{self.change} token {self.place} moves output {self.output} by {self.moved:.3g} "
+            f"(allowed {self.bound:.1g})"
+        )
+
+
+@dataclass
+class _Found:
+    """What all the runs of one path gave."""
+
+    leaks: list[Leak] = field(default_factory=list)
+    modes: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    worst: float = 0.0
+    bound: float = 0.0
+    reached: float = 0.0
+
+
+def places_of(length: int) -> list[int]:
+    """Tokens to change: the second, the middle, the last; with neighbours, where offsets show."""
+    middle = length // 2
+    return sorted({p for p in (1, 2, middle, length - 2, length - 1) if 0 < p < length})
+
+
+def future_leak(subject: Subject) -> list[Record]:
+    """Changing token j, or adding noise to its embedding, moves no output that may not see it.
+
+    One record a path. Equal shapes run on both sides, so the outputs must be equal but for rounding
+    (8·eps·√L·size); and some earlier token must move a later output, or nothing was tested.
+    """
+    tokens = subject.tokens()
+    if subject.main.kind == "image":
+        raise NotRunnable("a picture has no order: no patch is the future of another")
+    allowed = subject.declared(tokens.shape[1])
+    if allowed is None:
+        raise NotRunnable(
+            "cannot know whether the model is causal: neither its config nor its modules say it; "
+            "pass causal=True or causal=False (--causal or --bidirectional)"
+        )
+    if bool(allowed.all()):
+        raise NotRunnable(f"bidirectional ({subject.says}): every token may move every output")
+    subject.want_steady()
+    subject.want_rows(subject.run(tokens), tokens)
+    found: dict[str, _Found] = {}
+    records = []
+    for path in subject.paths:
+        try:
+            with subject.on(path):
+                subject.run(tokens)
+                found[path] = _look(subject, path, tokens, allowed)
+        except NotRunnable as error:
+            records.append(not_run(LEAK, str(error), path=path))
+    for path, one in found.items():
+        records.append(_judge(subject, path, one, found, tokens))
+    return records
+
+
+def _modes(subject: Subject) -> list[str]:
+    modes = ["no padding mask"]
+    if subject.main.padding is not None:
+        modes.append("padding mask")
+    if subject.main.cache is not None:
+        modes.append("cached")
+    return modes
+
+
+def _look(subject: Subject, path: str, tokens: Tensor, allowed: Tensor) -> _Found:
+    found = _Found()
+    length = tokens.shape[1]
+    for mode in _modes(subject):
+        try:
+            base = _outputs(subject, tokens, mode)
+        except NotRunnable as error:
+            found.skipped.append(f"{mode}: {error}")
+            continue
+        found.modes.append(mode)
+        bound = exact_bound(base.dtype, length, size_of(base))
+        found.bound = max(found.bound, bound)
+        for place in places_of(length):
+            changed = _outputs(subject, subject.replaced(tokens, place), mode)
+            _compare(found, base, changed, allowed, (path, mode, "changing", place, bound))
+        place = length // 2
+        if mode != "cached":
+            try:
+                noisy = _outputs(subject, tokens, mode, noise=place)
+            except NotRunnable as error:
+                found.skipped.append(f"noise: {error}")
+            else:
+                _compare(found, base, noisy, allowed, (path, mode, "noise on", place, bound))
+    return found
+
+
+def _outputs(subject: Subject, tokens: Tensor, mode: str, *, noise: int | None = None) -> Tensor:
+    if mode == "cached":
+        half = tokens.shape[1] // 2
+        return cached.run(subject, tokens, [half - 1, tokens.shape[1] - half + 1])
+    real, end = None, tokens.shape[1]
+    if mode == "padding mask":
+        # The last token becomes a pad: some models drop a mask of ones before they use it.
+        end -= 1
+        real = torch.ones(tokens.shape[:2], dtype=torch.bool)
+        real[:, end] = False
+    if noise is None:
+        return subject.run(tokens, real=real)[:, :end]
+
+    def disturb(embedded: Tensor) -> Tensor:
+        out = embedded.clone()
+        generator = torch.Generator().manual_seed(1)
+        shock = torch.randn(out.shape[-1], generator=generator, dtype=torch.float64)
+        out[:, noise] += shock.to(out) * out[:, noise].std()
+        return out
+
+    return subject.run(tokens, real=real, embed=disturb)[:, :end]
+
+
+def _compare(
+    found: _Found,
+    base: Tensor,
+    changed: Tensor,
+    allowed: Tensor,
+    about: tuple[str, str, str, int, float],
+) -> None:
+    path, mode, change, place, bound = about
+    moved = torch.tensor([gap(base[:, i], changed[:, i]) for i in range(base.shape[1])])
+    may = allowed[: len(moved), place].clone()
+    later = may.clone()
+    later[place : place + 1] = False
+    if bool(later.any()):
+        found.reached = max(found.reached, float(moved[later].max()))
+    if bool((~may).any()):
+        hidden = moved.masked_fill(may, 0.0)
+        found.worst = max(found.worst, float(hidden.max()))
+        if float(hidden.max()) > bound:
+            output = int(hidden.argmax())
+            moved_by = float(hidden.max())
+            found.leaks.append(Leak(path, mode, change, place, output, moved_by, bound))
+
+
+def _judge(
+    subject: Subject, path: str, one: _Found, all_found: dict[str, _Found], tokens: Tensor
+) -> Record:
+    length = tokens.shape[1]
+    ran = f"{length} tokens, {len(places_of(length))} changed one by one; {', '.join(one.modes)}"
+    if one.skipped:
+        ran += f" (not run: {'; '.join(one.skipped)})"
+    numbers = {"path": path, "ran": ran, "tolerance": one.bound, "worst": one.worst}
+    if one.leaks:
+        leak = max(one.leaks, key=lambda found: found.moved)
+        where = _where(subject, path, leak, tokens)
+        cause = _cause(subject, one, all_found, leak, where, tokens)
+        message = f"{leak.words()}, {leak.mode}; it must not{blame.words(where)}"
+        return failed(LEAK, message, cause=cause, where=where, **numbers)
+    if one.reached <= one.bound:
+        message = (
+            f"positive control: no earlier token moves any later output (most {one.reached:.2g}); "
+            "nothing is connected, so no leak could show"
+        )
+        cause = "batch-and-sequence-swapped" if _swapped(subject) else None
+        return failed(LEAK, message, cause=cause, **numbers)
+    message = (
+        f"no output moves by more than {one.worst:.2g} for a token that it may not see (allowed "
+        f"{one.bound:.1g}); a visible one moves it by {one.reached:.2g}"
+    )
+    return passed(LEAK, message, **numbers)
+
+
+def _swapped(subject: Subject) -> bool:
+    """With the axes swapped a token reads the same place of its neighbours in the batch."""
+    tokens = subject.tokens()
+    pair = torch.cat([tokens, subject.fresh(tokens, 3)])
+    other = torch.cat([tokens, subject.fresh(tokens, 4)])
+    one, two = subject.run(pair)[0], subject.run(other)[0]
+    return gap(one, two) > exact_bound(one.dtype, tokens.shape[1], size_of(one))
+
+
+def _where(subject: Subject, path: str, leak: Leak, tokens: Tensor) -> dict | None:
+    masks = subject.layer_masks(tokens.shape[1])
+    if masks is None or leak.mode == "cached":
+        return None
+    with subject.on(path):
+        calls = blame.watched(subject, lambda: _outputs(subject, tokens, leak.mode))
+    rows = torch.ones(1, tokens.shape[1], dtype=torch.bool)
+    rows[:, -1] = leak.mode != "padding mask"
+    return blame.first_hidden_weight(calls, masks, rows=rows)
+
+
+def _cause(
+    subject: Subject,
+    one: _Found,
+    all_found: dict[str, _Found],
+    leak: Leak,
+    where: dict | None,
+    tokens: Tensor,
+) -> str:
+    sound = [path for path, other in all_found.items() if not other.leaks]
+    if sound:
+        return "leak-in-one-backend"
+    modes = {found.mode for found in one.leaks}
+    if modes == {"no padding mask"} and "padding mask" in one.modes:
+        return "leak-without-padding-mask"
+    if modes == {"cached"}:
+        return "cached-chunk-leak"
+    return name_pattern(subject, leak.path, tokens)
+
+
+def name_pattern(subject: Subject, path: str, tokens: Tensor) -> str:
+    """The cause, from the pattern of who sees whom: measured on one layer, or on the whole."""
+    length = tokens.shape[1]
+    masks = subject.layer_masks(length)
+    with subject.on(path):
+        calls = blame.watched(subject, lambda: subject.run(tokens))
+        if calls and masks is not None:
+            weights = blame.weights_of(calls[0])[0].amax(0)
+            if weights.shape == masks[0].shape:
+                return pattern_cause(weights > 0, masks[0], subject, column_sums(calls[0]))
+        seen = jacobian(subject, tokens, list(range(length))) > 0
+    allowed = subject.declared(length)
+    assert allowed is not None
+    return pattern_cause(seen, allowed, subject, False)
+
+
+def column_sums(seen: blame.SeenCall) -> bool:
+    """Whether the weights sum to 1 over the queries and not over the keys."""
+    weights = blame.weights_of(seen)
+    over_keys = (weights.sum(-1) - 1).abs().max()
+    over_queries = (weights.sum(-2) - 1).abs().max()
+    return bool(over_queries < 1e-6 < over_keys)
+
+
+def pattern_cause(seen: Tensor, allowed: Tensor, subject: Subject, columns: bool) -> str:
+    """Name what (L, L) `seen` has wrong against `allowed`."""
+    length = seen.shape[0]
+    place = torch.arange(length)
+    distance = place[:, None] - place[None, :]
+    past, future = distance > 0, distance < 0
+    leaks = seen & ~allowed
+    if columns:
+        return "softmax-axis"
+    if subject.causal and bool(leaks[future].any()):
+        if not bool(seen[past].any()):
+            return "mask-polarity"
+        if not bool(leaks[distance < -1].any()) and bool(leaks[distance == -1].all()):
+            return "causal-off-by-one"
+        return "future-leak"
+    if subject.documents is not None:
+        ids = subject.documents[:length].to(seen.device)
+        if bool(leaks[ids[:, None] != ids[None, :]].any()):
+            return "document-leak"
+    if bool(leaks.any()):
+        return "window-off-by-one"
+    return "future-leak"
+
+
+def jacobian(subject: Subject, tokens: Tensor, queries: list[int]) -> Tensor:
+    """(len(queries), L): ‖∂y_i/∂x_j‖, y the outputs of position i, x the embedding of token j.
+
+    One Gaussian probe v for each row gives ‖vᵀ ∂y_i/∂x_j‖: 0 exactly where the Jacobian is, and
+    its square is the squared Frobenius norm on average (Hutchinson 1990).
+    """
+    held: list[Tensor] = []
+
+    def leaf(embedded: Tensor) -> Tensor:
+        held.append(embedded.detach().requires_grad_())
+        return held[0]
+
+    outputs = subject.run(tokens, embed=leaf, grad=True)
+    subject.want_rows(outputs, tokens)
+    generator = torch.Generator().manual_seed(2)
+    probe = torch.randn(outputs.shape[-1], generator=generator, dtype=torch.float64).to(outputs)
+    rows = []
+    for number, query in enumerate(queries):
+        target = (outputs[0, query] * probe).sum()
+        keep = number + 1 < len(queries)
+        (gradient,) = torch.autograd.grad(target, held, retain_graph=keep)
+        rows.append(gradient[0].detach().double().norm(dim=-1))
+    return torch.stack(rows)

@@ -1,0 +1,81 @@
+"""Random inputs of the right form, where a model's own words say what it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.checks.finding import NotRunnable
+from headwise.checks.streams import LENGTH, parameters
+
+SEED = 20
+
+
+def default_inputs(model: nn.Module, loaded: Any = None) -> Any:
+    """Inputs for a model that came without any: random ids, features or pixels.
+
+    Raises:
+        NotRunnable: neither the model's config nor its factory says what it takes.
+    """
+    if loaded is not None and getattr(loaded, "kind", "") == "module":
+        return loaded.prepare()
+    config = getattr(model, "config", None)
+    names, _ = parameters(model)
+    place = next((p.device for p in model.parameters()), torch.device("cpu"))
+    kinds = (p.dtype for p in model.parameters() if p.is_floating_point())
+    dtype = next(kinds, torch.float32)
+    vocabulary = getattr(config, "vocab_size", None)
+    if "input_features" in names and "decoder_input_ids" in names and vocabulary:
+        return _speech(model, config, vocabulary, place, dtype)
+    if "pixel_values" in names and "input_ids" not in names:
+        size = getattr(config, "image_size", None)
+        if size is not None:
+            high, wide = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+            channels = getattr(config, "num_channels", 3)
+            shape = (1, channels, high, wide)
+            pixels = torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
+            return {"pixel_values": pixels.to(place, dtype)}
+    if "input_ids" in names and isinstance(vocabulary, int):
+        inputs = {"input_ids": random_ids(config, vocabulary, LENGTH).to(place)}
+        if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
+            other = random_ids(config, vocabulary, LENGTH + 1, seed=SEED + 1)
+            inputs = {"input_ids": other[:, 1:].to(place), "decoder_input_ids": inputs["input_ids"]}
+        return inputs
+    raise NotRunnable(
+        f"{type(model).__name__} came without inputs, and no config says what it takes: pass "
+        "inputs= (a tensor, a tuple of arguments or a dict of keywords)"
+    )
+
+
+def special_ids(config: Any) -> frozenset[int]:
+    """Ids that mean more than a word; some models treat them apart."""
+    found: set[int] = set()
+    for name in ("pad", "bos", "eos", "sep", "cls", "mask", "decoder_start", "unk"):
+        value = getattr(config, f"{name}_token_id", None)
+        found |= {value} if isinstance(value, int) else set(value or ())
+    return frozenset(found)
+
+
+def random_ids(config: Any, vocabulary: int, length: int, seed: int = SEED) -> Tensor:
+    """(1, length) ids without the special ones, and no two neighbours alike."""
+    special = special_ids(config)
+    ordinary = torch.tensor([i for i in range(vocabulary) if i not in special] or [0])
+    picked = torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(seed))
+    repeats = -(-length // len(ordinary))
+    return ordinary[picked.repeat(repeats)[:length]][None]
+
+
+def _speech(
+    model: Any, config: Any, vocabulary: int, place: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Noise as sound, heard once: the encoder's answer is given to every run of the decoder."""
+    frames = 2 * config.max_source_positions
+    sound = torch.randn(
+        (1, config.num_mel_bins, frames), generator=torch.Generator().manual_seed(SEED)
+    )
+    with torch.no_grad():
+        heard = model.get_encoder()(sound.to(place, dtype))
+    ids = random_ids(config, vocabulary, LENGTH).to(place)
+    return {"decoder_input_ids": ids, "encoder_outputs": heard}
