@@ -5,10 +5,11 @@ that the list cannot rot in silence; `tests` names the files that ought to turn 
 "masks" is tests/test_masks.py, "attention::TestDropout" a class or a test in it.
 """
 
+from mutants.backends import BACKENDS
+from mutants.definition import DEFINITION
 from mutants.fault import Mutant
-from mutants.function import FUNCTION
 from mutants.layer import LAYER
 
 __all__ = ["MUTANTS", "Mutant"]
 
-MUTANTS = FUNCTION + LAYER
+MUTANTS = DEFINITION + BACKENDS + LAYER
