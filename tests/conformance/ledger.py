@@ -1,8 +1,9 @@
 """What another library expects, case by case, and how many of its cases hold here.
 
 A case passes, or headwise refuses it by name (the message is checked), or headwise means to answer
-otherwise and the difference itself is checked. The table of docs/conformance.md is printed from
-these lists, and a test compares the two, so no case can be lost in silence.
+otherwise and the difference itself is checked, or it is a known fault, which must still fail. The
+table of docs/conformance.md is made from these lists and a test compares the two, so that no case
+is lost in silence.
 """
 
 from __future__ import annotations
@@ -14,13 +15,21 @@ from typing import Literal
 
 import pytest
 
-Outcome = Literal["passed", "refused", "differs"]
+Outcome = Literal["passed", "refused", "differs", "fault"]
+# Each outcome, and what the table calls it.
+OUTCOMES: dict[Outcome, str] = {
+    "passed": "passed",
+    "refused": "refused by name",
+    "differs": "differs, stated",
+    "fault": "known fault",
+}
 
 
 @dataclass(frozen=True)
 class Case:
     """One expectation. `run` asserts it; for the other outcomes `reason` says why."""
 
+    suite: str
     name: str
     run: Callable[[], None]
     outcome: Outcome = "passed"
@@ -37,16 +46,18 @@ class Suite:
     title: str
     cases: list[Case] = field(default_factory=list)
 
-    def add(self, case: Case) -> None:
-        if any(case.name == other.name for other in self.cases):
-            raise ValueError(f"{self.title}: two cases are called {case.name!r}")
-        self.cases.append(case)
+    def add(
+        self, name: str, run: Callable[[], None], outcome: Outcome = "passed", reason: str = ""
+    ) -> None:
+        if any(name == other.name for other in self.cases):
+            raise ValueError(f"{self.title}: two cases are called {name!r}")
+        self.cases.append(Case(self.title, name, run, outcome, reason))
 
     def passes(self, name: str, *given: object) -> Callable:
         """Decorator: the function, called with `given`, asserts that headwise agrees."""
 
         def take(run: Callable) -> Callable:
-            self.add(Case(name, lambda: run(*given)))
+            self.add(name, lambda: run(*given))
             return run
 
         return take
@@ -55,7 +66,16 @@ class Suite:
         """Decorator: the function asserts both answers, theirs and ours."""
 
         def take(run: Callable[[], None]) -> Callable:
-            self.add(Case(name, run, "differs", reason))
+            self.add(name, run, "differs", reason)
+            return run
+
+        return take
+
+    def known_fault(self, name: str, reason: str) -> Callable:
+        """Decorator: the function asserts what ought to hold and does not yet."""
+
+        def take(run: Callable[[], None]) -> Callable:
+            self.add(name, run, "fault", reason)
             return run
 
         return take
@@ -68,26 +88,45 @@ class Suite:
                 with pytest.raises(error, match=match):
                     run()
 
-            self.add(Case(name, refused, "refused", reason))
+            self.add(name, refused, "refused", reason)
             return run
 
         return take
 
 
+def parameters(*suites: Suite) -> list:
+    """The cases for `pytest.mark.parametrize`. A known fault that holds after all is a failure."""
+    return [
+        pytest.param(
+            case,
+            id=case.name,
+            marks=[pytest.mark.xfail(strict=True, reason=case.reason)]
+            if case.outcome == "fault"
+            else [],
+        )
+        for suite in suites
+        for case in suite.cases
+    ]
+
+
 def table(suites: Sequence[Suite]) -> str:
     """The counts in Markdown, then each reason with the number of its cases."""
-    lines = ["| suite | run | passed | refused by name | differs, stated |", "|---|---|---|---|---|"]
+    lines = [
+        f"| suite | run | {' | '.join(OUTCOMES.values())} |",
+        "| --- " * (2 + len(OUTCOMES)) + "|",
+    ]
     for suite in suites:
         n = Counter(case.outcome for case in suite.cases)
-        counts = (len(suite.cases), n["passed"], n["refused"], n["differs"])
-        lines.append(f"| {suite.title} | " + " | ".join(map(str, counts)) + " |")
-    for outcome, heading in (("refused", "Refused by name"), ("differs", "Differs, stated")):
-        lines += ["", f"| {heading} | suite | cases |", "|---|---|---|"]
+        counts = [len(suite.cases), *(n[outcome] for outcome in OUTCOMES)]
+        lines.append(f"| {suite.title} | {' | '.join(map(str, counts))} |")
+    for outcome, heading in OUTCOMES.items():
         reasons = Counter(
             (case.reason, suite.title)
             for suite in suites
             for case in suite.cases
-            if case.outcome == outcome
+            if case.outcome == outcome and case.reason
         )
-        lines += [f"| {reason} | {title} | {n} |" for (reason, title), n in reasons.items()]
+        if reasons:
+            lines += ["", f"| {heading} | suite | cases |", "| --- | --- | --- |"]
+            lines += [f"| {reason} | {title} | {n} |" for (reason, title), n in reasons.items()]
     return "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ from onnx.backend.test.runner import Runner
 from onnx_adapter import Refused, prepare
 
 from headwise.backends import BACKENDS
-from ledger import Case, Suite
+from ledger import Suite, parameters
 
 pytestmark = pytest.mark.conformance
 
@@ -52,10 +52,10 @@ ATTENTION = Suite("ONNX Attention")
 ROTARY = Suite("ONNX RotaryEmbedding")
 for suite, operator in ((ATTENTION, "Attention"), (ROTARY, "RotaryEmbedding")):
     for case in _base_cases(operator):
-        suite.add(Case(case.name.removeprefix("test_"), lambda case=case: _on_every_backend(case)))
+        suite.add(case.name.removeprefix("test_"), lambda case=case: _on_every_backend(case))
 
 
-@pytest.mark.parametrize("case", [*ATTENTION.cases, *ROTARY.cases], ids=str)
+@pytest.mark.parametrize("case", parameters(ATTENTION, ROTARY))
 def test_case_of_the_suite(case):
     case.run()
 
