@@ -130,6 +130,13 @@ def test_a_row_with_no_key_is_zero_forward_and_backward(backend):
     assert (steps["weights"][:, :, :3] == 0).all()
 
 
+def test_a_sink_does_not_fill_a_row_with_no_key(backend):
+    q, k, v = qkv(queries=5, keys=2)
+    out, lse = attention(q, k, v, causal(), sinks=draw(4), return_lse=True, backend=backend)
+    assert (out[:, :, :3] == 0).all() and (lse[:, :, :3] == -INF).all()
+    assert out[:, :, 3:].all() and lse[:, :, 3:].isfinite().all()
+
+
 def test_no_row_has_a_key(backend):
     q, k, v = (t.requires_grad_() for t in qkv())
     out, lse = attention(q, k, v, ~everything(), return_lse=True, backend=backend)
@@ -198,6 +205,15 @@ def test_a_nan_query_spoils_its_row_only(backend):
     assert out[0, 1, 2].isnan().all()
     assert out[0, 0].isfinite().all()
     assert out[0, 1, [0, 1, 3, 4, 5]].isfinite().all()
+
+
+def test_a_nan_query_outside_the_loss_leaves_gradients_finite(backend):
+    q, k, v = qkv(1, 2, 1, 6, 6, 4, 4)
+    q[0, :, 2] = NAN
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    out = attention(*leaves, causal(), backend=backend)
+    grads = torch.autograd.grad(out[:, :, [0, 1, 3, 4, 5]].sum(), leaves)
+    assert all(grad.isfinite().all() for grad in grads)
 
 
 def test_a_bias_of_minus_infinity_hides_even_nan(backend):
@@ -347,6 +363,43 @@ def test_a_bias_gets_its_gradient_in_its_own_shape(backend, shape):
     assert torch.autograd.gradcheck(run, [bias])
 
 
+def test_a_bias_with_one_column_meets_a_mask_that_starts_late(backend):
+    q, k, v = qkv(dtype=torch.float64)
+    column = draw(7, 1, dtype=torch.float64).requires_grad_()
+    late = window(2)  # with 7 queries and 11 keys no row sees keys 0 to 2
+    out, lse = attention(q, k, v, late, bias=column, return_lse=True, backend=backend)
+    wanted, wanted_lse = plain(q, k, v, late.dense(7, 11), bias=column)
+    assert torch.allclose(out, wanted, rtol=0, atol=limit(torch.float64, 11))
+    assert torch.allclose(lse, wanted_lse, rtol=0, atol=limit(torch.float64, 11))
+    (pulled,) = torch.autograd.grad(lse.sum(), column)
+    # lse moves with what is added to its whole row: 2 batch elements, 4 heads
+    assert torch.allclose(
+        pulled, torch.full_like(pulled, 8.0), rtol=0, atol=limit(torch.float64, 8)
+    )
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0], ids=["plain", "softcap"])
+@pytest.mark.parametrize("learnt", [True, False], ids=["bias learns", "bias fixed"])
+def test_more_rows_than_one_block_holds(backend, softcap, learnt):
+    """Blocks of rows are at most 1024 long: what is cut with them, and what is added up."""
+    rows, keys = 1100, 5
+    q, k, v = (t.requires_grad_() for t in qkv(1, 2, 1, rows, keys, 4, 3, dtype=torch.float64))
+    bias = draw(1, 2, 1, keys, dtype=torch.float64).requires_grad_(learnt)
+    seen = draw(rows, keys, seed=5) > 0
+    seen[:, 0] = True
+    out = attention(q, k, v, keep(seen), bias=bias, softcap=softcap, backend=backend)
+    scores = q @ k.mT / 2
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    wanted = (scores + bias).masked_fill(~seen, -INF).softmax(-1) @ v
+    assert torch.allclose(out, wanted, rtol=0, atol=limit(torch.float64, keys))
+    leaves = [q, k, v, *[bias] * learnt]
+    pull = draw(*out.shape, dtype=torch.float64, seed=6)
+    grads = torch.autograd.grad(out, leaves, pull)
+    for grad, want in zip(grads, torch.autograd.grad(wanted, leaves, pull), strict=True):
+        # a key's gradient is a sum over all rows
+        assert torch.allclose(grad, want, rtol=0, atol=limit(torch.float64, rows, 16))
+
+
 @pytest.mark.parametrize("queries", [49, 64])
 def test_gradients_at_lengths_that_are_and_are_not_tile_multiples(backend, queries):
     leaves = [t.requires_grad_() for t in qkv(1, 2, 1, queries, queries, 8, 8)]
@@ -412,6 +465,16 @@ class TestDropout:
 
         assert torch.autograd.gradcheck(run, (q, k, v))
 
+    def test_each_block_of_rows_draws_anew(self, backend):
+        rows, keys = 1024, 8
+        q, k = torch.zeros(1, 1, rows, 4), torch.zeros(1, 1, keys, 4)
+        v = torch.eye(keys)[None, None]  # the output is the weights
+        seen = keep(torch.ones(rows, keys, dtype=torch.bool))
+        kept = attention(q, k, v, seen, dropout=0.5, backend=backend)[0, 0] > 0
+        # 4096 coins a half: two independent ones agree on 2048 ± 32
+        agree = int((kept[:512] == kept[512:]).sum())
+        assert abs(agree - 2048) < 6 * 32
+
     def test_lse_is_before_dropout(self, backend):
         args = qkv()
         _, dropped = attention(*args, dropout=0.5, return_lse=True, backend=backend)
@@ -457,6 +520,14 @@ def test_steps_are_all_there_before_dropout_and_per_head():
 
 
 class TestBackends:
+    def test_the_definition_computes_in_float64_whatever_comes(self):
+        call = AttentionCall(*qkv(keys=301, dim=64), mask=causal())
+        out, lse = backends.get("reference").forward(call, None, True)
+        steps = attention_steps(call.to(torch.float64))
+        # One rounding, to the call's own dtype, and none before it.
+        assert torch.equal(out, steps["output"].float())
+        assert torch.equal(lse, steps["lse"].float())
+
     def test_choose_never_takes_the_definition_by_itself(self):
         assert backends.choose(AttentionCall(*qkv())).name != "reference"
 

@@ -95,6 +95,14 @@ def test_counting_goes_on_from_the_last_real_token_where_pads_have_positions_too
     assert cache.next_position.tolist() == [6, 7]
 
 
+def test_rows_go_on_apart_where_positions_are_shared_and_pads_are_not():
+    cache = KVCache(B, H, 10, D, DV)
+    real = torch.tensor([[True, True, False], [True, True, True]])
+    cache.append(*tokens(3), positions=torch.arange(3), real=real)
+    held = cache.append(*tokens(2, 3))
+    assert held.positions.tolist() == [[0, 1, 2, 2, 3], [0, 1, 2, 3, 4]]
+
+
 def test_crop_forgets_the_newest_and_counts_again():
     cache = KVCache(B, H, 10, D, DV)
     real = torch.tensor([[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]]).bool()

@@ -31,6 +31,7 @@ def test_causal_lets_the_last_query_see_the_last_key():
 
 def test_causal_from_the_start_and_by_offset():
     assert grid(causal(align="start"), 2, 5) == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
+    assert grid(causal(align="start"), 1, 3) == [[1, 0, 0]], "not all, as aligned at the end"
     assert grid(causal(offset=1), 2, 5) == [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0]]
     by_row = causal(offset=torch.tensor([0, 3])).dense(1, 5, batch=2)
     assert by_row[:, 0, 0].int().tolist() == [[1, 0, 0, 0, 0], [1, 1, 1, 1, 0]]
@@ -137,6 +138,32 @@ def test_a_run_that_swallows_several_others_is_counted_once():
         wanted = wide.dense(13, 13)
         assert torch.equal(compiled.tile(), wanted)
         assert torch.equal(compiled.counts(), wanted.sum(-1))
+
+
+def test_an_empty_run_left_over_by_and_does_not_mislead_not():
+    one = keep(torch.tensor([[0, 0, 0, 1, 1, 0, 1, 1]]).bool())
+    two = keep(torch.tensor([[1, 1, 0, 0, 0, 0, 1, 1]]).bool())
+    assert grid(one & two, 1, 8) == [[0, 0, 0, 0, 0, 0, 1, 1]]
+    assert grid(~(one & two), 1, 8) == [[1, 1, 1, 1, 1, 1, 0, 0]]
+
+
+def test_packed_masks_join_bit_by_bit():
+    one = torch.tensor([[1, 0, 1, 0, 1, 0, 1, 0, 1, 1, 0]]).bool()
+    two = torch.tensor([[1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 1]]).bool()
+    both = (keep(one) & keep(two)).compile(batch=1, heads=1, queries=1, keys=11)
+    assert both.bits is not None
+    assert torch.equal(both.tile()[0, 0], one & two)
+    assert torch.equal((keep(one) | keep(two)).dense(1, 11)[0, 0], one | two)
+    assert torch.equal((~keep(one)).dense(1, 11)[0, 0], ~one)
+
+
+def test_the_hull_is_the_smallest_span_of_what_is_seen():
+    late = hide(torch.arange(9)[None] < torch.tensor([[9], [4], [6], [5]]))
+    compiled = (late & window(left=8, right=2)).compile(batch=1, heads=1, queries=4, keys=9)
+    assert compiled.hull() == (4, 9)
+    assert compiled.hull(slice(0, 1)) == (0, 0), "nothing is seen"
+    assert compiled.hull(slice(0, 2)) == (4, 9), "a row that sees nothing does not count"
+    assert compiled.hull(slice(2, 4)) == (5, 9)
 
 
 SIZES = st.tuples(*[st.sampled_from([1, 2, 3]), st.sampled_from([1, 2]), *[st.integers(1, 19)] * 2])

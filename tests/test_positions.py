@@ -83,6 +83,9 @@ def test_half_types_round_the_product_once():
         (hide(torch.ones(5, 5, dtype=torch.bool).triu(2)), False),
         (window(left=2, right=1), False),
         (causal() | prefix(2), False),
+        # Three runs in the last row: packed bits.
+        (causal() & hide(torch.tensor([[0, 1, 0, 1, 0]], dtype=torch.bool)), True),
+        (hide(torch.tensor([[0, 1, 0, 1, 0]], dtype=torch.bool)), False),
         (None, False),
     ],
 )
