@@ -1,0 +1,258 @@
+"""Which known fault a wrong result matches.
+
+A cause is named only where the observed numbers are those that the fault gives and are not the
+right ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headwise.checks import faults
+from headwise.checks.bare_cases import Bare, Case, bound, definition
+from headwise.checks.faults import Result, masked, scaled, weighed, with_projections
+
+_SCALE = "multiply the dot products by 1/√head_dim, once, before the softmax"
+_VIEW = "split with view(B, L, H, D).transpose(1, 2), merge with transpose(1, 2).reshape(B, L, -1)"
+_GROUPS = "use repeat_interleave: query head h reads key/value head h // groups"
+_SINK = "add exp(sink) to the softmax's denominator once, shifted by the same maximum"
+_EMPTY = "set the weights of a row with no visible key to 0 inside the softmax"
+
+# The usual fix of each cause, in one sentence.
+FIXES = {
+    "scale-twice": _SCALE,
+    "no-scale": _SCALE,
+    "scale-wrong-dimension": _SCALE,
+    "scale-after-softmax": _SCALE,
+    "scale-argument-ignored": "pass the scale asked for on to the dot products",
+    "scale-zero": "a scale of None means 1/√head_dim; 0 must not be taken as a scale",
+    "grouped-heads-tiled": _GROUPS,
+    "grouped-heads-lost": _GROUPS,
+    "split-by-view": _VIEW,
+    "merge-without-transpose": _VIEW,
+    "heads-scrambled": _VIEW,
+    "fused-order": "split the fused projection in the order in which it was built",
+    "rope-layout-mixed": "rotate halves for half-split checkpoints and neighbours for interleaved "
+    "ones, or permute the weights",
+    "rope-ignored": "rotate queries and keys before the dot products",
+    "value-transposed": "exchange axes with transpose; a view keeps the order in memory",
+    "batch-and-sequence-swapped": "pass batch_first=True, or transpose(0, 1) before and after",
+    "batch-leak": "let each sample see only itself",
+    "top-left-causal": "with cached keys the last query stands at the last key: j ≤ i + S − L",
+    "bottom-right-causal": "query 0 stands at key 0 here: key j ≤ query i",
+    "window-off-by-one": "a window of W keys counts the query's own: keys i − W + 1 … i",
+    "window-ignored": "join the window to the causal mask",
+    "causal-flag-in-cross": "make causality an explicit argument, False where none is asked for",
+    "future-leak": "apply the causal mask on every path",
+    "causal-off-by-one": "use triu(diagonal=1): the diagonal is the query's own key, and visible",
+    "mask-polarity": "True means visible in one API and hidden in another: invert it where they "
+    "meet",
+    "mask-ignored": "pass the mask on to the scores",
+    "mask-misread": "draw the mask that the function builds beside the one that it was given",
+    "float-mask-added": "put −inf at hidden keys: scores.masked_fill(~keep, -inf)",
+    "mask-wrong-axis": "a key mask (B, S) goes in as (B, 1, 1, S), one for each sample as "
+    "(B, 1, L, S)",
+    "padding-leak": "hide the padding keys with −inf before the softmax",
+    "sink-ignored": _SINK,
+    "sink-twice": _SINK,
+    "softcap-ignored": "order: scale, softcap, bias, mask, softmax",
+    "softcap-order": "order: scale, softcap, bias, mask, softmax",
+    "bias-ignored": "add the bias to the scaled scores",
+    "softmax-axis": "take the softmax over the keys, dim=-1 of (B, H, L, S)",
+    "mask-after-softmax": "mask the scores with −inf before the softmax",
+    "nan-from-empty-row": _EMPTY,
+    "mean-from-empty-row": _EMPTY,
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`cause` by name, `detail` what exactly it was, `result` the output that it gives.
+
+    `result` gives None where the fault cannot occur in a case.
+    """
+
+    cause: str
+    detail: str
+    result: Result
+
+    @property
+    def fix(self) -> str:
+        return FIXES[self.cause]
+
+
+def name_fault(
+    bare: Bare, observed: Sequence[tuple[Case, Tensor]], dtype: torch.dtype
+) -> Fault | None:
+    """The first fault whose results are all the observed ones, and not everywhere the right ones.
+
+    observed: (case, output) pairs in `dtype`, of one check; sound results among them narrow the
+        choice down.
+    """
+    truths = [(case, output.double(), *truth(bare, case, dtype)) for case, output in observed]
+    if all(near(output, wanted, limit) for _, output, wanted, limit in truths):
+        return None
+    for fault in FAULTS:
+        if all(_fits(bare, fault, found, dtype) for found in truths):
+            return fault
+    return None
+
+
+def truth(bare: Bare, case: Case, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """The right output of a case, and how far one computed in `dtype` may be from it."""
+    wanted, call = definition(bare, case, dtype)
+    width = 1 if wanted.dim() == 4 else wanted.shape[-1]
+    return wanted, bound(call, wanted, dtype, width)
+
+
+def near(one: Tensor, two: Tensor, limit: float) -> bool:
+    """Equal up to `limit`, NaN at the same places."""
+    if one.shape != two.shape or not torch.equal(one.isnan(), two.isnan()):
+        return False
+    return not one.numel() or float((one - two).nan_to_num().abs().max()) <= limit
+
+
+def _fits(
+    bare: Bare, fault: Fault, found: tuple[Case, Tensor, Tensor, float], dtype: torch.dtype
+) -> bool:
+    case, output, wanted, limit = found
+    try:
+        faulty = fault.result(bare, case, dtype)
+    except (ValueError, RuntimeError, IndexError):
+        # Shapes on which the fault cannot even be computed: it is not what happened here.
+        return False
+    faulty = wanted if faulty is None else bare.forgiven(faulty, case)
+    return near(output, faulty, limit)
+
+
+def _scale(cause: str, detail: str, factor: faults.Factor) -> Fault:
+    return Fault(cause, detail, scaled(factor))
+
+
+def _call(cause: str, detail: str, change: faults.Change) -> Fault:
+    return Fault(cause, detail, masked(change))
+
+
+def _softmax(cause: str, detail: str, weights: faults.Weights) -> Fault:
+    return Fault(cause, detail, weighed(weights))
+
+
+_WRONG = "scale-wrong-dimension"
+_SCALES = (
+    _scale("scale-twice", "the scale is applied twice", lambda case, call: call.scale_value**2),
+    _scale("no-scale", "the scores are not scaled", lambda case, call: 1.0),
+    _scale(
+        "scale-argument-ignored",
+        "the scale asked for is ignored",
+        lambda case, call: None if case.scale is None else call.head_dim**-0.5,
+    ),
+    _scale(
+        _WRONG,
+        "the scale is 1/√(heads·head_dim)",
+        lambda case, call: (call.head_dim * call.num_heads) ** -0.5,
+    ),
+    _scale(
+        _WRONG,
+        "the scale is 1/√features of a token",
+        lambda case, call: None if case.query.dim() == 4 else case.query.shape[-1] ** -0.5,
+    ),
+    _scale(_WRONG, "the scale is 1/√keys", lambda case, call: call.key_length**-0.5),
+    _scale(_WRONG, "the scale is 1/√queries", lambda case, call: call.query_length**-0.5),
+    _scale(_WRONG, "the scale is 1/√heads", lambda case, call: call.num_heads**-0.5),
+    _scale(_WRONG, "the scale is 1/√width of values", lambda case, call: call.value_dim**-0.5),
+    _scale(_WRONG, "the scale is √head_dim", lambda case, call: call.head_dim**0.5),
+    _scale("scale-zero", "all weights are equal, as with scale 0", lambda case, call: 1e-300),
+    _softmax("scale-after-softmax", "the weights are scaled, not the scores", faults.scale_after),
+)
+
+_HEADS = (
+    _call("grouped-heads-tiled", "key/value heads are tiled 0, 1, 0, 1", faults.tiled),
+    _call("grouped-heads-lost", "every query head reads key/value head 0", faults.first_kv_head),
+    Fault("split-by-view", "heads are split by view, without transpose", faults.split_by_view),
+    Fault(
+        "split-by-view",
+        "heads are split and merged by view, without transpose",
+        faults.split_and_merged_by_view,
+    ),
+    Fault("merge-without-transpose", "heads are merged without transpose", faults.merged_by_view),
+    *(
+        Fault(
+            "fused-order",
+            f"the fused projection is read in the order {', '.join(order)}",
+            with_projections(order="".join(order)),
+        )
+        for order in itertools.permutations("qkv")
+    ),
+    Fault(
+        "rope-layout-mixed",
+        "rotary pairs are neighbours where halves were declared",
+        with_projections(interleaved=True),
+    ),
+    Fault(
+        "rope-layout-mixed",
+        "rotary pairs are halves where neighbours were declared",
+        with_projections(interleaved=False),
+    ),
+    Fault("rope-ignored", "nothing is rotated", with_projections(rotate=False)),
+    Fault(
+        "value-transposed",
+        "the values' length and width are exchanged by a view",
+        faults.transposed_value,
+    ),
+    Fault(
+        "batch-and-sequence-swapped",
+        "each position attends over the samples of the batch",
+        faults.swapped_batch,
+    ),
+)
+
+_ADDED = "mask is added to the scores: it hides nothing"
+_MASKS = (
+    _call("top-left-causal", "causality stands at the first key", faults.aligned("start")),
+    _call("bottom-right-causal", "causality stands at the last key", faults.aligned("end")),
+    _call("window-off-by-one", "the window is one key too long", faults.wider(1)),
+    _call("window-off-by-one", "the window is one key too short", faults.wider(-1)),
+    _call("window-ignored", "the window is ignored", faults.window_ignored),
+    _call("causal-flag-in-cross", "causal where none was declared", faults.causal_anyway),
+    _call("future-leak", "no causal mask where one was declared", faults.causal_lost),
+    _call("causal-off-by-one", "a query does not see its own key", faults.strictly_causal),
+    _call("mask-polarity", "the mask is read inverted", faults.inverted),
+    _call("mask-polarity", "the mask is inverted, the padding not", faults.mask_only_inverted),
+    _call("mask-ignored", "the mask is ignored", faults.unmasked),
+    _call("float-mask-added", f"a 0/1 {_ADDED}", faults.mask_added(1.0)),
+    _call("float-mask-added", f"a 0/−1 {_ADDED}", faults.mask_added(-1.0)),
+    _call("mask-wrong-axis", "the batch axis is laid over the queries", faults.batch_axis_lost),
+    _call("mask-wrong-axis", "every sample gets the mask of sample 0", faults.first_sample),
+    _call("mask-wrong-axis", "every head gets the mask of head 0", faults.first_head),
+    _call("mask-wrong-axis", "batch and heads are exchanged", faults.heads_as_batch),
+)
+
+_SOFTMAXES = (
+    _call("sink-ignored", "the sink logit is not in the denominator", faults.no_sinks),
+    _call("sink-twice", "the sink logit counts twice", faults.double_sinks),
+    _call("softcap-ignored", "the scores are not capped", faults.no_softcap),
+    _softmax("softcap-order", "the softcap comes after the bias", faults.bias_before_cap),
+    _softmax("softcap-order", "the softcap comes after the mask", faults.mask_before_cap),
+    _softmax("softcap-order", "the softcap comes before the scale", faults.cap_before_scale),
+    _call("bias-ignored", "the bias is ignored", faults.no_bias),
+    _softmax("softmax-axis", "the softmax runs over the queries", faults.softmax_over(-2)),
+    _softmax("softmax-axis", "the softmax runs over the queries", faults.over_queries_zeroed),
+    _softmax("softmax-axis", "the softmax runs over the heads", faults.softmax_over(1)),
+    _softmax("softmax-axis", "the softmax runs over the batch", faults.softmax_over(0)),
+    _softmax(
+        "mask-after-softmax",
+        "the mask comes after the softmax: rows sum to less than 1",
+        faults.softmax_before_mask,
+    ),
+    _softmax("nan-from-empty-row", "a row with no visible key gives NaN", faults.nan_rows),
+    _softmax("mean-from-empty-row", "a row with no key gives the mean", faults.uniform_rows),
+    _softmax("mean-from-empty-row", "a row with no key sees every key", faults.raw_rows),
+)
+
+# In order: where two faults give the same numbers the first is named.
+FAULTS: tuple[Fault, ...] = (*_SCALES, *_HEADS, *_MASKS, *_SOFTMAXES)
