@@ -157,6 +157,18 @@ def test_packed_masks_join_bit_by_bit():
     assert torch.equal((~keep(one)).dense(1, 11)[0, 0], ~one)
 
 
+@pytest.mark.parametrize("start", [0, 1, 8, 11])
+def test_a_part_is_a_mask_of_its_own(start):
+    holes = keep(torch.rand(6, 21, generator=torch.Generator().manual_seed(3)) > 0.5)
+    for mask in (causal(), holes, holes & window(9), window(3) | prefix(2)):
+        compiled = mask.compile(batch=1, heads=1, queries=6, keys=21)
+        part = compiled.part(slice(2, 5), slice(start, 19))
+        assert part.sizes[2:4] == (3, 19 - start)
+        wanted = mask.dense(6, 21)[:, :, 2:5, start:19]
+        assert torch.equal(part.tile().expand(wanted.shape), wanted)
+        assert torch.equal(part.counts().expand(wanted.shape[:3]), wanted.sum(-1))
+
+
 def test_the_hull_is_the_smallest_span_of_what_is_seen():
     late = hide(torch.arange(9)[None] < torch.tensor([[9], [4], [6], [5]]))
     compiled = (late & window(left=8, right=2)).compile(batch=1, heads=1, queries=4, keys=9)

@@ -10,11 +10,13 @@ BACKENDS = [
             "merge takes the larger lse",
             "torch.logsumexp(all_lse, dim=0)",
             "torch.amax(all_lse, dim=0)",
+            "attention::test_merge_joins_parts_of_the_keys",
         ),
         Mutant(
             "merge of parts that saw nothing is NaN",
             "torch.where(all_lse == -torch.inf, 0.0, torch.exp(all_lse - lse))",
             "torch.exp(all_lse - lse)",
+            "attention::test_merge_joins_parts_of_the_keys",
         ),
         Mutant(
             "every call drops the same weights",
@@ -26,6 +28,7 @@ BACKENDS = [
             "packed bits are lost on the way to autograd",
             "CompiledMask(sizes, intervals, bits, is_full, is_causal)",
             "CompiledMask(sizes, intervals, None, is_full, is_causal)",
+            "attention::test_gradients_equal_finite_differences",
         ),
         Mutant(
             "the gradient of lse is thrown away",
@@ -37,6 +40,7 @@ BACKENDS = [
             "no keys give lse 0",
             "call.query.new_full(shape, -torch.inf,",
             "call.query.new_full(shape, 0.0,",
+            "attention::test_empty_sizes",
         ),
     ),
     *faults(
@@ -51,7 +55,7 @@ BACKENDS = [
             "        draws = torch.rand(",
             "        self.generator.manual_seed(self.generator.initial_seed())\n"
             "        draws = torch.rand(",
-            "attention",
+            "attention::TestDropout",
         ),
         Mutant(
             "gradients: a part's keys added at the front",
@@ -63,7 +67,7 @@ BACKENDS = [
             "gradients: a bias with one row learns from one block",
             "whole[..., rows if whole.shape[-2] > 1 else slice(None), :]",
             "whole[..., rows, :]",
-            "attention",
+            "attention::test_more_rows_than_one_block_holds",
         ),
     ),
     *faults(
@@ -73,6 +77,7 @@ BACKENDS = [
             "the definition runs in the call's precision",
             "exact.forward(call.to(torch.float64), seed)",
             "exact.forward(call, seed)",
+            "attention::TestBackends",
         ),
     ),
     *faults(
@@ -93,6 +98,7 @@ BACKENDS = [
             "sdpa: an empty row's lse is its sink",
             "torch.where(lse == -torch.inf, lse, torch.logaddexp(lse, sink))",
             "torch.logaddexp(lse, sink)",
+            "attention::test_a_sink_does_not_fill_a_row_with_no_key",
         ),
         Mutant(
             "sdpa: torch's top-left causal for any sizes",
@@ -104,7 +110,8 @@ BACKENDS = [
             "sdpa: a bias without a mask is ignored",
             "if call.bias is None and visible.is_full:",
             "if visible.is_full:",
-            "known_faults attention",
+            "attention::test_order_softcap_before_bias_before_mask "
+            "attention::test_a_bias_of_minus_infinity_hides_even_nan",
         ),
         Mutant(
             "sdpa: a row with no key gets the mean",
@@ -116,27 +123,31 @@ BACKENDS = [
             "sdpa: NaN passes the look at the numbers",
             "return product <= limit and largest[2]",
             "return not product > limit and largest[2]",
+            "attention::test_nan_reaches_the_rows_that_see_it_and_no_other",
         ),
         Mutant(
             "sdpa: a small scale hides an overflow",
             "max(1.0, call.scale_value)",
             "call.scale_value",
+            "attention::test_large_scores_do_not_overflow",
         ),
         Mutant(
             "sdpa: a bias with one row is cut with the block",
             "some if bias.shape[2] > 1 else slice(None),",
             "some,",
+            "attention::test_more_rows_than_one_block_holds",
         ),
         Mutant(
             "sdpa: gradients of an empty row",
             "grad = torch.where(block.empty, 0.0, grad)",
             "grad = grad + 0.0",
-            "known_faults attention",
+            "attention::test_a_row_with_no_key_is_zero_forward_and_backward known_faults",
         ),
         Mutant(
             "sdpa: gradients of a block replace the others'",
             "grads[name][:, :, block.keys] += part",
             "grads[name][:, :, block.keys] = part",
+            "attention::test_more_rows_than_one_block_holds",
         ),
         Mutant(
             "sdpa: gradients without the scale",

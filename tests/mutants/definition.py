@@ -115,13 +115,13 @@ DEFINITION = [
             "a part of the keys keeps the old numbers",
             "(_rows_of(runs, rows) - start).clamp(0, stop - start)",
             "_rows_of(runs, rows).clamp(0, stop - start)",
-            "masks attention",
+            "attention::test_every_feature_equals_the_plain_loop",
         ),
         Mutant(
             "a part from the middle of a byte keeps its bits",
             "if start % 8 == 0:",
             "if start % 8 >= 0:",
-            "masks attention",
+            "attention::test_every_feature_equals_the_plain_loop known_faults attention",
         ),
         Mutant(
             "unpacked bits start at the byte",
@@ -153,11 +153,13 @@ DEFINITION = [
             "a bias with one row is cut with the rows",
             "bias[..., rows if bias.shape[-2] > 1 else slice(None), :]",
             "bias[..., rows, :]",
+            "attention::test_more_rows_than_one_block_holds",
         ),
         Mutant(
             "a bias with one column is cut with the keys",
             "bias[..., keys if bias.shape[-1] > 1 else slice(None)]",
             "bias[..., keys]",
+            "attention::test_a_bias_with_one_column_meets_a_mask_that_starts_late",
         ),
     ),
     *faults(
@@ -167,13 +169,13 @@ DEFINITION = [
             "heads split by view",
             "x.unflatten(-1, (num_heads, -1)).transpose(1, 2)",
             "x.reshape(x.shape[0], num_heads, x.shape[1], -1)",
-            "known_faults layer",
+            "attention::test_split_and_merge_move_whole_tokens",
         ),
         Mutant(
             "heads merged without transpose",
             "x.transpose(1, 2).flatten(-2)",
             "x.reshape(x.shape[0], x.shape[2], -1)",
-            "attention::test_split_and_merge_move_whole_tokens layer",
+            "attention::test_split_and_merge_move_whole_tokens",
         ),
         Mutant(
             "the sink counts twice",
@@ -190,6 +192,7 @@ DEFINITION = [
             "an empty row's lse is its sink (definition)",
             "torch.where(empty, -torch.inf, shift + torch.log(total))",
             "(shift + torch.log(total))",
+            "attention::test_a_sink_does_not_fill_a_row_with_no_key",
         ),
         Mutant(
             "softcap after the bias",
@@ -197,6 +200,7 @@ DEFINITION = [
             "s = torch.where(bias == -torch.inf, -torch.inf, s + bias.to(dtype))\n"
             "        if call.softcap is not None:\n"
             '            s = call.softcap * torch.tanh((steps["scaled"] + bias) / call.softcap)',
+            "attention::test_order_softcap_before_bias_before_mask",
         ),
         Mutant(
             "softcap after the mask",
@@ -204,11 +208,13 @@ DEFINITION = [
             "if call.softcap is not None:\n"
             "        s = call.softcap * torch.tanh(s / call.softcap)\n"
             '    steps["masked"] = s\n',
+            "attention::test_order_softcap_before_bias_before_mask",
         ),
         Mutant(
             "the mask is added, so NaN leaks",
             "s = torch.where(call.visible.tile(), s, -torch.inf)",
             "s = s + torch.where(call.visible.tile(), 0.0, -torch.inf)",
+            "attention::test_nan_reaches_the_rows_that_see_it_and_no_other",
         ),
         Mutant(
             "hidden scores are only very small",
@@ -220,11 +226,13 @@ DEFINITION = [
             "a bias of minus infinity lets NaN through",
             "torch.where(bias == -torch.inf, -torch.inf, s + bias.to(dtype))",
             "s + bias.to(dtype)",
+            "attention::test_a_bias_of_minus_infinity_hides_even_nan",
         ),
         Mutant(
             "the scale comes after the product",
             '(query * scale) @ key.mT if scale < 1 else steps["scores"] * scale',
             'steps["scores"] * scale',
+            "attention::test_large_scores_do_not_overflow",
         ),
         Mutant(
             "grouped heads tiled",
@@ -260,6 +268,8 @@ DEFINITION = [
             "gradients: NaN of a row outside the loss",
             "p = torch.where(pulled, p, 0.0)",
             "p = p + 0.0",
+            "attention::test_nan_reaches_the_rows_that_see_it_and_no_other "
+            "attention::test_a_nan_query_outside_the_loss_leaves_gradients_finite",
         ),
     ),
 ]

@@ -21,17 +21,19 @@ LAYER = [
             "ALiBi by key allows one key ahead in runs",
             "torch.where(end > start, end, 0) > own + 1",
             "torch.where(end > start, end, 0) > own + 2",
+            "positions::test_key_form_is_refused_where_a_later_key_is_seen",
         ),
         Mutant(
             "ALiBi by key allows keys ahead in bits",
             "(seen.tile() & (index > own)).any()",
             "(seen.tile() & (index > own + keys)).any()",
+            "positions::test_key_form_is_refused_where_a_later_key_is_seen",
         ),
         Mutant(
             "positions count from 1",
             "real.to(torch.int64).cumsum(-1) - 1",
             "real.to(torch.int64).cumsum(-1)",
-            "positions cache",
+            "positions::test_positions_are_counted_from_the_real_tokens",
         ),
         Mutant(
             "decoding goes on from the last pad",
@@ -43,16 +45,19 @@ LAYER = [
             "left and right padding swapped in counting",
             'index < count if mask.side == "right"',
             'index < count if mask.side == "left"',
+            "positions::test_real_tokens_are_read_out_of_joined_masks_only",
         ),
         Mutant(
             "T5 mixes up before and after",
             "(ahead > 0) * (self.num_buckets // 2)",
             "(ahead < 0) * (self.num_buckets // 2)",
+            "positions::test_relative_bias_is_that_of_t5_at_every_distance",
         ),
         Mutant(
             "T5 far distances share one bucket less",
             "grown.clamp(max=side - 1)",
             "grown.clamp(max=side - 2)",
+            "positions::test_relative_bias_is_that_of_t5_at_every_distance",
         ),
     ),
     *faults(
@@ -62,13 +67,20 @@ LAYER = [
             "cos and sin swapped",
             "turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)",
             "turned = torch.cat((a * sin - b * cos, b * sin + a * cos), -1)",
+            "rotary::test_rotation_is_that_of_llama",
         ),
         Mutant(
             "interleaved pairs turn backwards",
             "torch.stack((a * cos - b * sin, b * cos + a * sin), -1)",
             "torch.stack((a * cos + b * sin, b * cos - a * sin), -1)",
+            "rotary::test_interleaved_pairs_turn_as_complex_numbers",
         ),
-        Mutant("layouts mixed", "if self.interleaved:", "if not self.interleaved:"),
+        Mutant(
+            "layouts mixed",
+            "if self.interleaved:",
+            "if not self.interleaved:",
+            "rotary::test_rotation_is_that_of_llama",
+        ),
         Mutant(
             "partial rotary divides by the whole head",
             "torch.arange(0, dim, 2, dtype=_wide(device), device=device) / dim",
@@ -182,6 +194,7 @@ LAYER = [
             "rotary offset lost with the cache",
             "positions = cache.next_positions(length, real)",
             "positions = torch.arange(length, device=query.device)",
+            "layer::test_chunks_single_tokens_and_one_pass_agree",
         ),
         Mutant("keys are not turned", "self.position.turn(key, *table)", "key"),
         Mutant(
@@ -189,24 +202,38 @@ LAYER = [
             "key = _normed(self.k_norm, key)",
             "key = _normed(self.q_norm, key)",
         ),
-        Mutant("a layer's window drops the mask", "own if mask is None else own & mask", "own"),
+        Mutant(
+            "a layer's window drops the mask",
+            "own if mask is None else own & mask",
+            "own",
+            "layer::test_a_window_needs_only_a_rolling_cache layer",
+        ),
         Mutant(
             "dropout in eval",
             "dropout=self.dropout if self.training else 0.0)",
             "dropout=self.dropout)",
+            "layer::test_dropout_acts_in_training_only_and_repeats_with_the_seed",
         ),
         Mutant(
             "padding in the cache is forgotten",
             "padding(all_real) if mask is None else mask & padding(all_real)",
             "padding(all_real) if mask is None else mask",
+            "layer::test_decoding_after_padding_goes_on_from_the_real_tokens "
+            "layer::test_a_rolling_cache_remembers_padding_and_positions",
         ),
         Mutant(
-            "new tokens take the flags of the first", "real[:, keys - length :]", "real[:, :length]"
+            "new tokens take the flags of the first",
+            "real[:, keys - length :]",
+            "real[:, :length]",
+            "layer::test_decoding_after_padding_goes_on_from_the_real_tokens "
+            "layer::test_a_rolling_cache_remembers_padding_and_positions "
+            "layer",
         ),
         Mutant(
             "values are made of the key context",
             "self.k_proj(keys), self.v_proj(values)",
             "self.k_proj(keys), self.v_proj(keys)",
+            "layer::test_cross_attention_of_any_widths_is_the_float64_definition",
         ),
         Mutant(
             "the gate without its sigmoid", "torch.sigmoid(self.gate_proj(x))", "self.gate_proj(x)"
@@ -217,7 +244,12 @@ LAYER = [
             "source.chunk(3)[-index]",
             "layer_parity::test_rows_of_the_fused_weight_are_queries_keys_values",
         ),
-        Mutant("weights of the heads summed", "weights.mean(1)", "weights.sum(1)"),
+        Mutant(
+            "weights of the heads summed",
+            "weights.mean(1)",
+            "weights.sum(1)",
+            "layer::test_weights_are_per_head_and_average_on_request",
+        ),
     ),
     *faults(
         "options.py",
@@ -226,6 +258,7 @@ LAYER = [
             "reach leaves out the query's own key",
             "self.window[0] + 1 if self.window[1] == 0",
             "self.window[0] if self.window[1] == 0",
+            "arguments layer",
         ),
         Mutant(
             "left and right of a window swapped",
