@@ -205,3 +205,63 @@ def test_a_narrow_terminal_breaks_nothing(run):
 def test_no_escape_codes_without_a_terminal(run):
     done = run("report", "toymodel:make")
     assert "\x1b" not in done.stdout + done.stderr
+
+
+CHECKED = """
+
+class Leaky(Model):
+    def forward(self, x):
+        from headwise.masks import everything
+
+        return self.attn(x, mask=everything())
+
+
+def leaky():
+    torch.manual_seed(0)
+    return Leaky(), torch.randn(1, 5, 8)
+"""
+
+
+def test_check_passes_a_sound_model(run):
+    done = run(
+        "check", "toymodel:make", "--causal", "--only", "future leak", "--records", "c.jsonl"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout and "FAILED" not in done.stdout
+    assert read(run.place / "c.jsonl")[0].kind == "run"
+
+
+def test_check_names_the_layer_and_head_that_leak(run):
+    (run.place / "toymodel.py").write_text(MODULE + CHECKED)
+    done = run("check", "toymodel:leaky", "--causal", "--only", "future leak", "--html", "c.html")
+    assert done.returncode == 1
+    assert "FAILED" in done.stdout
+    assert "first seen in attn" in done.stdout and "usual fix" in done.stdout
+    page = (run.place / "c.html").read_text()
+    assert "future leak" in page
+    assert files(run.place) == {"c.html"}
+
+
+def test_check_that_cannot_know_is_no_pass(run):
+    """Nothing says whether this model is causal: not run, exit code 2."""
+    done = run("check", "toymodel:make", "--only", "future leak")
+    assert done.returncode == 2
+    assert "not run" in done.stdout and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["check", "nosuchmodel"], "unknown model 'nosuchmodel'"),
+        (
+            ["check", "toymodel:make", "--only", "luck"],
+            "no check is named 'luck'; there are future",
+        ),
+        (["check", "toymodel:make", "--html", "no/such/c.html"], "no such file"),
+    ],
+)
+def test_bad_input_of_check_is_one_line(run, args, message):
+    done = run(*args)
+    assert done.returncode == 2
+    assert message in done.stderr and done.stderr.count("\n") == 1
+    assert files(run.place) == set()

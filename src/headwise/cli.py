@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -133,42 +135,116 @@ def _links(given: list[str] | None) -> list[tuple[str, str]]:
 def _examine(
     source: str, given: dict[str, Any], links: list[tuple[str, str]], dtype: str | None, device: str
 ) -> list[Any]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from headwise import models
     from headwise.examine import examine
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = _console(stderr=True)
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task(f"loading {source}", total=None)
-
-        def say(line: str) -> None:
-            bar.update(task, description=line)
-            if hidden:
-                print(line, file=sys.stderr)
-
-        loaded = models.load(source, dtype=dtype, device=device, say=say)
+    with _working(f"loading {source}") as work:
+        loaded = models.load(source, dtype=dtype, device=device, say=work.say)
         given = {name: value for name, value in given.items() if value is not None}
         if not given and loaded.takes and loaded.takes[0] == "text":
             given["text"] = SENTENCE
-        say("reading the input")
         inputs = loaded.prepare(**given)
-        bar.update(task, description=f"running {loaded.name}")
-
-        def progress(done: int, expected: int | None, name: str) -> None:
-            bar.update(task, completed=done, total=expected, description=f"measured {name}")
-
         command = shlex.join(["headwise", *sys.argv[1:]])
-        found = examine(loaded, inputs, links=links, progress=progress, command=command)
-        bar.update(task, description="drawing the page")
-    return found
+        return examine(
+            loaded,
+            inputs,
+            links=links,
+            progress=lambda done, total, name: work.update(done, total, f"measured {name}"),
+            command=command,
+        )
+
+
+@app.command()
+def check(
+    model: Annotated[
+        str,
+        typer.Argument(help="As for report: a packaged name, a directory, a hub id, a file …"),
+    ],
+    only: Annotated[
+        str | None, typer.Option(help="Names of checks, parted by commas; all of them by default.")
+    ] = None,
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--bidirectional", help="What the model ought to be, if it can't say."
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Check on this text; random tokens else.")
+    ] = None,
+    image: Annotated[Path | None, typer.Option(help="Check on this picture.")] = None,
+    audio: Annotated[Path | None, typer.Option(help="Check on this sound.")] = None,
+    records: Annotated[Path | None, typer.Option(help="Also write the records.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 …; default: as stored.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps …")] = "cpu",
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of a failure.")
+    ] = False,
+) -> None:
+    """Prove a model's attention right, or name the layer and head that let a key through.
+
+    Exit code 0: every check that could run passed. 1: one failed. 2: none could run.
+    """
+    from headwise.checks import CHECKS
+    from headwise.record import check_writable, write
+    from headwise.report import write_report
+    from headwise.terminal import print_checks
+
+    names = None if only is None else [name.strip() for name in only.split(",") if name.strip()]
+    unknown = [name for name in names or [] if name not in CHECKS]
+    if unknown or names == []:
+        what = repr(unknown[0]) if unknown else "''"
+        raise BadInput(f"--only: no check is named {what}; there are {', '.join(CHECKS)}")
+    for path in (records, html):
+        if path is not None:
+            check_writable(path)
+    found = _check(
+        model, {"text": text, "image": image, "audio": audio}, names, causal, dtype, device
+    )
+    if records is not None:
+        write(records, found)
+    if html is not None:
+        write_report(found, html)
+    console = _console()
+    print_checks(console, found)
+    for path in (html, records):
+        if path is not None:
+            console.print(f"wrote {path}", highlight=False)
+    statuses = {record.values["status"] for record in found if record.kind == "check"}
+    if "failed" in statuses:
+        raise typer.Exit(1)
+    if "passed" not in statuses:
+        raise typer.Exit(2)
+
+
+def _check(
+    source: str,
+    given: dict[str, Any],
+    names: list[str] | None,
+    causal: bool | None,
+    dtype: str | None,
+    device: str,
+) -> list[Any]:
+    from headwise import checks, models
+    from headwise.examine import model_facts
+    from headwise.record import Record
+
+    with _working(f"loading {source}") as work:
+        loaded = models.load(source, dtype=dtype, device=device, say=work.say)
+        given = {name: value for name, value in given.items() if value is not None}
+        inputs = loaded.prepare(**given) if given else None
+        found = checks.check(
+            loaded,
+            inputs,
+            only=names,
+            causal=causal,
+            progress=lambda done, total, name: work.update(done, total, f"checking {name}"),
+        )
+    command = shlex.join(["headwise", *sys.argv[1:]])
+    return [Record("run", {}, {**model_facts(loaded), "command": command}), *found]
 
 
 @app.command()
@@ -209,6 +285,37 @@ def info() -> None:
         ("backends", ", ".join(backend.name for backend in BACKENDS)),
     ):
         console.print(f"{name:<17} {value}", highlight=False, markup=False)
+
+
+class _Work:
+    """A progress bar on the terminal; plain lines where there is none."""
+
+    def __init__(self, bar: Any, task: Any, hidden: bool) -> None:
+        self.bar, self.task, self.hidden = bar, task, hidden
+
+    def say(self, line: str) -> None:
+        self.bar.update(self.task, description=line)
+        if self.hidden:
+            print(line, file=sys.stderr)
+
+    def update(self, done: int, total: int | None, line: str) -> None:
+        self.bar.update(self.task, completed=done, total=total, description=line)
+
+
+@contextmanager
+def _working(first: str) -> Iterator[_Work]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = _console(stderr=True)
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        yield _Work(bar, bar.add_task(first, total=None), hidden)
 
 
 def _console(stderr: bool = False) -> Any:

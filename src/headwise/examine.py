@@ -221,17 +221,8 @@ class _Taker:
 
 
 def _run_record(loaded: Loaded, inputs: Inputs, seen: Seen, seconds: float, command: str) -> Record:
-    config = getattr(loaded.model, "config", None)
     values = {
-        **_versions(),
-        "model": loaded.name,
-        "source": loaded.source,
-        "kind": loaded.kind,
-        "about": loaded.about,
-        "licence": loaded.licence,
-        "dtype": str(loaded.dtype).removeprefix("torch."),
-        "device": str(loaded.device),
-        "backend": getattr(config, "_attn_implementation", None) or "the model's own",
+        **model_facts(loaded),
         "seconds": round(seconds, 3),
         "input_kind": inputs.kind,
         "note": inputs.note,
@@ -244,6 +235,22 @@ def _run_record(loaded: Loaded, inputs: Inputs, seen: Seen, seconds: float, comm
         "command": command,
     }
     return Record("run", {}, values)
+
+
+def model_facts(loaded: Loaded) -> dict[str, Any]:
+    """What a `run` record says of a model, whatever was done with it."""
+    config = getattr(loaded.model, "config", None)
+    return {
+        **_versions(),
+        "model": loaded.name,
+        "source": loaded.source,
+        "kind": loaded.kind,
+        "about": loaded.about,
+        "licence": loaded.licence,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "device": str(loaded.device),
+        "backend": getattr(config, "_attn_implementation", None) or "the model's own",
+    }
 
 
 def _versions() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a person reads in the terminal after a report: drawn from records, as the page is."""
+"""What a person reads in the terminal: drawn from records, as the page is."""
 
 from __future__ import annotations
 
@@ -81,6 +81,53 @@ def print_summary(console: Console, records: Sequence[Record]) -> None:
             style="dim",
         )
     console.print(Text(CAUTION, style="italic"))
+
+
+SIGNS = {"passed": "passed", "failed": "FAILED", "not run": "not run"}
+STYLES = {"passed": "green", "failed": "bold red", "not run": "yellow"}
+
+
+def print_checks(console: Console, records: Sequence[Record]) -> None:
+    """A line a check: passed, FAILED (where, by how much, the likely cause, its fix), not run."""
+    from rich.table import Table
+    from rich.text import Text
+
+    checks = [record for record in records if record.kind == "check"]
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for name in ("result", "check", "what was found"):
+        table.add_column(name, no_wrap=name == "result", overflow="fold")
+    for record in checks:
+        values = record.values
+        named = [record.where["check"], record.where.get("path"), record.where.get("case")]
+        lines = [str(values["message"])]
+        place = values.get("where")
+        if place:
+            lines.append("first seen in " + _culprit(place))
+        if values.get("cause"):
+            lines.append(f"likely cause: {values['cause']}")
+        if values.get("fix"):
+            lines.append(f"usual fix: {values['fix']}")
+        status = values["status"]
+        table.add_row(
+            Text(SIGNS[status], style=STYLES[status]),
+            Text(", ".join(str(word) for word in named if word)),
+            Text("\n".join(lines)),
+        )
+    console.print(table)
+    counts = Counter(record.values["status"] for record in checks)
+    seconds = sum(record.values.get("seconds") or 0.0 for record in checks)
+    words = ", ".join(f"{counts[name]} {SIGNS[name]}" for name in SIGNS if counts[name])
+    console.print(Text(f"{words}, {seconds:.1f} s"), highlight=False)
+
+
+def _culprit(place: dict) -> str:
+    parts = [str(place["module"])] if place.get("module") else []
+    for name in ("layer", "head", "query", "key"):
+        if place.get(name) is not None:
+            parts.append(f"{name} {place[name]}")
+    if isinstance(place.get("weight"), float):
+        parts.append(f"weight {place['weight']:.3g}")
+    return ", ".join(parts)
 
 
 def _head_name(record: Record, where: dict) -> str:

@@ -20,6 +20,7 @@ PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 MOST_TOKENS = 4_000_000
 MOST_HEADS = 65_536
 MOST_CELLS = 2_048
+MOST_CHECKED = 256
 
 LABELS = {"sink", "previous-token", "local", "broad", "redundant", "induction", "duplicate-token"}
 
@@ -90,6 +91,7 @@ class Run:
     axes: dict[str, Axis]
     modules: list[Module]
     links: list[dict[str, Any]]
+    checks: list[dict[str, Any]] = field(default_factory=list)
 
 
 def collect(records: Iterable[Record]) -> Run:
@@ -121,8 +123,12 @@ def collect(records: Iterable[Record]) -> Run:
             if module.id in modules:
                 raise ValueError("the same id twice")
             modules[module.id] = module
-    if not modules:
-        raise BadFile("report: no 'attention' record, so there is nothing to draw")
+    checks = []
+    for record in kinds.get("check", []):
+        with _reading(record):
+            checks.append(_check(record))
+    if not modules and not checks:
+        raise BadFile("report: no 'attention' and no 'check' record, so there is nothing to draw")
     if sum(module.heads for module in modules.values()) > MOST_HEADS:
         raise BadFile(f"report: more than {MOST_HEADS} heads; draw fewer modules at once")
     readers = {
@@ -152,7 +158,7 @@ def collect(records: Iterable[Record]) -> Run:
             m.layer,
         ),
     )
-    return Run(facts, axes, ordered, links)
+    return Run(facts, axes, ordered, links, checks)
 
 
 @contextmanager
@@ -318,6 +324,25 @@ def _link(module: Module, record: Record) -> dict[str, Any]:
         "id": module.id, "head": _which(module, record), "query": query, "key": key,
         "weight": _plain(float(values["weight"])), "asked": bool(values.get("asked")),
     }  # fmt: skip
+
+
+def _check(record: Record) -> dict[str, Any]:
+    """What a check found. Grids are small: they are drawn cell by cell."""
+    values = _plain(dict(record.values))
+    if values.get("status") not in ("passed", "failed", "not run"):
+        raise ValueError("status: wanted 'passed', 'failed' or 'not run'")
+    for name in ("declared", "measured"):
+        grid = values.get(name)
+        if grid is None:
+            continue
+        table = np.asarray(grid, dtype=np.float64)
+        if table.ndim != 2 or max(table.shape) > MOST_CHECKED:
+            raise ValueError(f"{name} of shape {table.shape}; at most {MOST_CHECKED} a side")
+    place = values.get("where")
+    if place is not None and not isinstance(place, dict):
+        raise ValueError("where: wanted names and numbers")
+    named = {name: record.where.get(name) for name in ("check", "path", "case")}
+    return {**values, **{name: None if n is None else _text(str(n)) for name, n in named.items()}}
 
 
 def _array(packed: Any, wanted: list[int], name: str) -> np.ndarray:

@@ -68,6 +68,7 @@ def payload(run: Run) -> dict[str, Any]:
         "axes": {name: _axis(axis) for name, axis in run.axes.items()},
         "modules": [_module(module) for module in run.modules],
         "links": run.links[:2000],
+        "checks": run.checks[:2000],
     }
     left = BUDGET - len(json.dumps(data, ensure_ascii=False).encode())
     if left < 200_000:

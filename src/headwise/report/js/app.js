@@ -1,6 +1,9 @@
 // Routes, the bar, the keys.
 
-const PAGES = [["", "Overview"], ["table", "Heads"], ["similarity", "Similarity"], ["links", "Links"], ["about", "About"]];
+const PAGES = [
+  ...(MODULES.length ? [["", "Overview"], ["table", "Heads"], ["similarity", "Similarity"], ["links", "Links"]] : []),
+  ...(CHECKS.length ? [["checks", "Checks"]] : []), ["about", "About"],
+];
 let page = {};
 
 function bar(current) {
@@ -35,7 +38,7 @@ function parse() {
   try { parts = path.split("/").map(decodeURIComponent); } catch { parts = ["?"]; }
   return { parts, ask: new URLSearchParams(query || "") };
 }
-const here = () => { const [name] = parse().parts; return name === "pick" ? "" : name; };
+const here = () => { const [name] = parse().parts; return name === "pick" ? "" : name === "" && !MODULES.length ? "checks" : name; };
 
 let turn = 0;
 async function route() {
@@ -56,6 +59,7 @@ async function route() {
   else if (name === "similarity") made = similarityPage();
   else if (name === "links") made = linksPage();
   else if (name === "about") made = aboutPage();
+  else if (name === "checks" || (name === "" && !MODULES.length)) made = checksPage();
   else if (name === "" || name === "pick") made = overviewPage(name === "pick" ? first : null, Number(second));
   else made = missing("No such page.");
   if (mine !== turn) return;
