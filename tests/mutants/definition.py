@@ -121,7 +121,7 @@ DEFINITION = [
             "a part from the middle of a byte keeps its bits",
             "if start % 8 == 0:",
             "if start % 8 >= 0:",
-            "attention::test_every_feature_equals_the_plain_loop known_faults attention",
+            "masks::test_a_part_is_a_mask_of_its_own",
         ),
         Mutant(
             "unpacked bits start at the byte",
