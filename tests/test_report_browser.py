@@ -670,3 +670,44 @@ def test_long_context_is_usable_within_seconds(visit: Any) -> None:
     before = page.locator("canvas.map").get_attribute("data-cell")
     page.click("button[aria-label='Zoom in']")
     assert page.locator("canvas.map").get_attribute("data-cell") != before
+
+
+def check_records() -> list[Record]:
+    where = {"check": "future leak", "path": "sdpa", "case": None}
+    place = {"module": HOSTILE, "layer": 1, "head": 2, "query": 3, "key": 5, "weight": 0.25}
+    failed = {
+        "status": "failed", "message": "changing token 5 moves output 3", "cause": "future-leak",
+        "fix": "mask it", "where": place, "ran": "8 tokens", "worst": 0.5, "tolerance": 1e-6,
+        "declared": [[1, 0], [1, 1]], "measured": [[1.0, 0.25], [0.5, 1.0]],
+    }  # fmt: skip
+    passed = {"status": "passed", "message": "nothing moved", "ran": "8 tokens"}
+    silent = {"status": "not run", "message": "the model keeps no cache"}
+    return [
+        Record("check", {"check": "padding", "path": None, "case": None}, passed),
+        Record("check", {"check": "cache", "path": None, "case": None}, silent),
+        Record("check", where, failed),
+    ]
+
+
+def test_checks_alone_make_a_page(visit):
+    page = visit([Record("run", {}, {"model": "toy"}), *check_records()])
+    assert page.locator("nav a").all_inner_texts() == ["Checks", "About"]
+    assert page.locator("#check-counts").inner_text() == "1 failed, 1 passed, 1 not run."
+    first = page.locator("tr.check").first
+    assert "✗ failed" in first.inner_text() and "future-leak" in first.inner_text()
+    assert HOSTILE in first.inner_text(), "untrusted text appears as text"
+    assert first.locator(".check-grid").count() == 2
+    cells = first.locator(".check-grid").nth(1).locator("td")
+    assert cells.nth(1).get_attribute("title") == "0.250"
+    shades = cells.evaluate_all("all => all.map(c => getComputedStyle(c).backgroundColor)")
+    assert len(set(shades)) == 3, "1, 0.25 and 0.5 look different, equal weights alike"
+    before = shades[0]
+    page.keyboard.press("t")
+    assert cells.first.evaluate("c => getComputedStyle(c).backgroundColor") != before
+
+
+def test_checks_stand_beside_the_heads(visit):
+    page = visit([*fake.causal(), *check_records()], "#/checks")
+    assert "Checks" in page.locator("nav a").all_inner_texts()
+    assert page.locator("tr.check").count() == 3
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
