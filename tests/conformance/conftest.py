@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-
 from ledger import OUTCOMES, Case
 
 
@@ -35,4 +34,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         parts = [
             f"{counts[name]} {name}" for name in (*OUTCOMES.values(), "FAILED") if counts[name]
         ]
-        terminalreporter.line(f"{suite}: {counts.total()} run, {', '.join(parts)}")
+        terminalreporter.line(f"{suite}: {counts.total()} run: {'; '.join(parts)}")

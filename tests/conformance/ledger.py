@@ -34,6 +34,7 @@ class Case:
     run: Callable[[], None]
     outcome: Outcome = "passed"
     reason: str = ""
+    error: type[Exception] | None = None  # what a known fault raises
 
     def __str__(self) -> str:
         return self.name
@@ -47,11 +48,16 @@ class Suite:
     cases: list[Case] = field(default_factory=list)
 
     def add(
-        self, name: str, run: Callable[[], None], outcome: Outcome = "passed", reason: str = ""
+        self,
+        name: str,
+        run: Callable[[], None],
+        outcome: Outcome = "passed",
+        reason: str = "",
+        error: type[Exception] | None = None,
     ) -> None:
         if any(name == other.name for other in self.cases):
             raise ValueError(f"{self.title}: two cases are called {name!r}")
-        self.cases.append(Case(self.title, name, run, outcome, reason))
+        self.cases.append(Case(self.title, name, run, outcome, reason, error))
 
     def passes(self, name: str, *given: object) -> Callable:
         """Decorator: the function, called with `given`, asserts that headwise agrees."""
@@ -71,11 +77,11 @@ class Suite:
 
         return take
 
-    def known_fault(self, name: str, reason: str) -> Callable:
-        """Decorator: the function asserts what ought to hold and does not yet."""
+    def known_fault(self, name: str, reason: str, error: type[Exception]) -> Callable:
+        """Decorator: the function asserts what ought to hold; until then it raises `error`."""
 
         def take(run: Callable[[], None]) -> Callable:
-            self.add(name, run, "fault", reason)
+            self.add(name, run, "fault", reason, error)
             return run
 
         return take
@@ -100,7 +106,7 @@ def parameters(*suites: Suite) -> list:
         pytest.param(
             case,
             id=case.name,
-            marks=[pytest.mark.xfail(strict=True, reason=case.reason)]
+            marks=[pytest.mark.xfail(strict=True, raises=case.error, reason=case.reason)]
             if case.outcome == "fault"
             else [],
         )

@@ -19,7 +19,8 @@ def wanted() -> str:
     try:
         import test_onnx_operators
         import test_torch_function
-        import test_torch_layer
+        import test_torch_layer_masks
+        import test_torch_layer_sizes
     finally:
         del sys.path[:2]
     from ledger import table
@@ -27,7 +28,8 @@ def wanted() -> str:
     suites = (
         test_onnx_operators.ATTENTION,
         test_onnx_operators.ROTARY,
-        test_torch_layer.SUITE,
+        test_torch_layer_masks.SUITE,
+        test_torch_layer_sizes.SUITE,
         test_torch_function.SUITE,
     )
     before, rest = PAGE.read_text("utf-8").split(BEGIN)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from ledger import Suite, table
 from publish import PAGE, wanted
 
@@ -20,7 +19,7 @@ def _suite() -> Suite:
     suite.passes("a")(lambda: None)
     suite.refuses("b", "not ours", ValueError, "no b")(lambda: torch.zeros(2).reshape(3))
     suite.differs("c", "on purpose")(lambda: None)
-    suite.known_fault("d", "to do")(lambda: None)
+    suite.known_fault("d", "to do", ValueError)(lambda: None)
     return suite
 
 

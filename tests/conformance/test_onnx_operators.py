@@ -11,12 +11,12 @@ import onnx
 import onnx.backend.test.case.node.attention
 import onnx.backend.test.case.node.rotaryembedding
 import pytest
+from ledger import Suite, parameters
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.runner import Runner
 from onnx_adapter import Refused, prepare
 
 from headwise.backends import BACKENDS
-from ledger import Suite, parameters
 
 pytestmark = pytest.mark.conformance
 
@@ -70,7 +70,7 @@ def test_the_comparison_can_fail():
     case = _base_cases("Attention")[0]
     (inputs, wanted), *_ = case.data_sets
     wrong = [output * 1.01 for output in prepare(case.model).run(inputs)]
-    with pytest.raises(AssertionError, match="Not equal to tolerance rtol=0.001"):
+    with pytest.raises(AssertionError, match=r"Not equal to tolerance rtol=0\.001"):
         Runner.assert_similar_outputs(wanted, wrong, case.rtol, case.atol)
 
 

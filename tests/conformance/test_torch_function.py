@@ -5,15 +5,18 @@ The numbers wanted are torch's own, in float64 unless a case is about another dt
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+from ledger import Suite, parameters
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
+from torch_layers import nested
 
 import headwise
 from headwise import causal, hide, keep
 from headwise.backends import BACKENDS
-from ledger import Suite, parameters
 from tolerances import assert_near
 
 pytestmark = pytest.mark.conformance
@@ -51,7 +54,7 @@ def selection(*shape: int) -> Tensor:
     return grid
 
 
-# --- plain, causal, scale, shared heads ------------------------------------------------------------
+# --- plain, causal, scale, shared heads ----------------------------------------------------------
 
 
 @SUITE.passes("no mask")
@@ -104,7 +107,7 @@ def _() -> None:
         headwise.attention(*inputs(4))
 
 
-# --- masks, broadcast over every axis --------------------------------------------------------------
+# --- masks, broadcast over every axis ------------------------------------------------------------
 
 SHAPES = [
     (L, S), (1, S), (L, 1), (1, 1),
@@ -178,7 +181,7 @@ def _() -> None:
     grid = selection(L, S).int()
     with pytest.raises(RuntimeError, match="Expected attn_mask dtype to be bool or float"):
         torch_attention(*inputs(), attn_mask=grid)
-    with pytest.raises(TypeError, match="keep: wanted a bool tensor, got torch.int32"):
+    with pytest.raises(TypeError, match=r"keep: wanted a bool tensor, got torch\.int32"):
         headwise.attention(*inputs(), keep(grid))
 
 
@@ -197,7 +200,7 @@ def _() -> None:
     scores = draw(L, S, dtype=torch.float16)
     with pytest.raises(RuntimeError, match="Expected attn_mask dtype to be bool or float"):
         torch_attention(*inputs(), attn_mask=scores)
-    with pytest.raises(ValueError, match="query is torch.float64 but bias is torch.float16"):
+    with pytest.raises(ValueError, match=r"query is torch\.float64 but bias is torch\.float16"):
         headwise.attention(*inputs(), bias=scores)
 
 
@@ -214,7 +217,7 @@ def _() -> None:
     headwise.attention(*given, bias=scores)
 
 
-# --- rows and keys that nobody sees ----------------------------------------------------------------
+# --- rows and keys that nobody sees --------------------------------------------------------------
 
 
 @SUITE.passes("a row with no key in a bool attn_mask", lambda seen: seen)
@@ -251,7 +254,7 @@ def _(sizes: dict[str, int]) -> None:
     agree(torch_attention(*inputs(**sizes)), *inputs(**sizes))
 
 
-# --- layouts and dtypes ----------------------------------------------------------------------------
+# --- layouts and dtypes --------------------------------------------------------------------------
 
 LAYOUT = "the layout is (batch, heads, length, head dimension), nothing is guessed"
 for _name, _cut in (("(L, E)", 2), ("(H, L, E)", 1)):
@@ -289,9 +292,15 @@ for _dtype in (torch.float32, torch.float16, torch.bfloat16):
     @SUITE.passes(f"{_dtype} with is_causal".replace("torch.", ""), _dtype)
     def _(dtype: torch.dtype) -> None:
         given = [x.to(dtype) for x in inputs()]
-        wanted = torch_attention(*(x.double() for x in given), is_causal=True).to(dtype)
-        agree(wanted, *given, mask=causal(align="start"))
-        assert torch_attention(*given, is_causal=True).dtype == dtype
+        other = torch_attention(*given, is_causal=True)
+        wanted = torch_attention(*(x.double() for x in given), is_causal=True)
+        # torch's own rounding is the measure: ours is at most twice that, or one unit.
+        unit = torch.finfo(dtype).eps * float(wanted.abs().max())
+        allowed = max(unit, 2 * float((other.double() - wanted).abs().max()))
+        for backend in (None, *(backend.name for backend in BACKENDS)):
+            got = headwise.attention(*given, causal(align="start"), backend=backend)
+            assert got.dtype == other.dtype == dtype
+            assert float((got.double() - wanted).abs().max()) <= allowed
 
 
 @SUITE.passes("query and key of different dtypes: both refuse")
@@ -299,7 +308,7 @@ def _() -> None:
     query, key, value = inputs()
     with pytest.raises(RuntimeError, match="to have the same dtype"):
         torch_attention(query, key.float(), value)
-    with pytest.raises(ValueError, match="query is torch.float64 but key is torch.float32"):
+    with pytest.raises(ValueError, match=r"query is torch\.float64 but key is torch\.float32"):
         headwise.attention(query, key.float(), value)
 
 
@@ -313,7 +322,9 @@ def _(dtype: torch.dtype, said: str) -> None:
         headwise.attention(*given)
 
 
-@SUITE.known_fault("E = 0", "a head without features has no scale 1/√0: ZeroDivisionError")
+@SUITE.known_fault(
+    "E = 0", "a head without features has no scale 1/√0: ZeroDivisionError", ZeroDivisionError
+)
 def _() -> None:
     # Every score is 0, whatever the scale: torch gives each row the mean of the values.
     query, key, value = inputs()
@@ -322,19 +333,21 @@ def _() -> None:
     agree(wanted, query[..., :0], key[..., :0], value)
 
 
-@SUITE.known_fault("a nested tensor", "a nested tensor is not refused by name")
+@SUITE.known_fault("a nested tensor", "a nested tensor is not refused by name", NotImplementedError)
 def _() -> None:
     parts = [draw(4, H, D), draw(6, H, D)]
-    nested = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
-    assert torch_attention(nested, nested, nested).is_nested
+    ragged = nested(parts, torch.jagged).transpose(1, 2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype")
+        assert torch_attention(ragged, ragged, ragged).is_nested
     with pytest.raises(TypeError, match="query is a nested tensor"):
-        headwise.attention(nested, nested, nested)
+        headwise.attention(ragged, ragged, ragged)
 
 
 @SUITE.passes("query and key of different widths: both refuse")
 def _() -> None:
     query, key, value = inputs()
-    with pytest.raises(RuntimeError, match="Expected size|must match|shapes cannot be multiplied"):
+    with pytest.raises(RuntimeError, match="Expected size"):
         torch_attention(query, key[..., :2], value)
     with pytest.raises(ValueError, match="query has head dimension 3, key has 2"):
         headwise.attention(query, key[..., :2], value)
@@ -347,7 +360,7 @@ def _() -> None:
     agree(torch_attention(*given), *given)
 
 
-# --- scale, dropout, gradients ---------------------------------------------------------------------
+# --- scale, dropout, gradients -------------------------------------------------------------------
 
 for _scale in (0.0, -1.0):
 
@@ -370,9 +383,7 @@ def _() -> None:
     headwise.attention(*inputs(), dropout=1.0)
 
 
-@SUITE.passes(
-    "dropout_p keeps the mean, is drawn from torch's generator, and acts without training"
-)
+@SUITE.passes("dropout_p keeps the mean and is drawn from torch's generator")
 def _() -> None:
     query, key, value = (x.expand(4000, -1, -1, -1) for x in inputs(batch=1))
     wanted = torch_attention(query[:1], key[:1], value[:1])
