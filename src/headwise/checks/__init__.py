@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.checks import causality
+from headwise.checks import batch, cached, causality, measured, modes, padding
 from headwise.checks.finding import NotRunnable, failures, not_run
 from headwise.checks.subject import Subject
 from headwise.record import Record
@@ -25,6 +25,12 @@ Progress = Callable[[int, int, str], None]
 # The checks of a model, in the order in which they run.
 CHECKS: dict[str, Callable[[Subject], list[Record]]] = {
     "future leak": causality.future_leak,
+    "measured mask": measured.measured_mask,
+    "padding": padding.padding,
+    "batch": batch.batch,
+    "cache": cached.cache,
+    "eval": modes.eval_runs,
+    "gradients": modes.gradients,
 }
 
 

@@ -2,72 +2,125 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.checks.finding import NotRunnable
+from headwise.checks import culprit, padding, rounding
+from headwise.checks.decode import run
+from headwise.checks.finding import NotRunnable, failed, not_run, passed
 from headwise.checks.subject import Subject
+from headwise.record import Record
+
+CACHE = "cache"
 
 
-def run(
-    subject: Subject,
-    tokens: Tensor,
-    chunks: list[int],
-    *,
-    real: Tensor | None = None,
-    positions: Tensor | None = None,
-) -> Tensor:
-    """(B, L, F): the outputs of all chunks, each run on the cache that the ones before it left.
+def cache(subject: Subject) -> list[Record]:
+    """One full pass, prefill and decode by single tokens, and chunked prefill agree, on each path.
 
-    The padding mask covers the cached tokens too, as transformers has it.
-
-    Raises:
-        NotRunnable: the model takes no cache, or gives none back.
+    With left padding too, where the model takes a padding mask and its full pass is right with it.
     """
-    stream = subject.main
-    if stream.cache is None:
+    if subject.causal is False:
+        raise NotRunnable(f"bidirectional ({subject.says}): outputs change with every new token")
+    if subject.main.cache is None:
         raise NotRunnable("the model takes no cache (no past_key_values, cache or past argument)")
-    cache = _new(subject, tokens)
-    outputs, start = [], 0
-    for size in chunks:
-        stop = start + size
-        more: dict[str, Any] = {stream.cache: cache}
-        if subject.takes("use_cache"):
-            more["use_cache"] = True
-        output = subject.call(
-            tokens[:, start:stop],
-            real=None if real is None else real[:, :stop],
-            positions=None if positions is None else positions[:, start:stop],
-            more=more,
-        )
-        rows = subject.rows(output, tokens.shape[0])
-        subject.want_rows(rows, tokens[:, start:stop])
-        outputs.append(rows)
-        if stop < tokens.shape[1]:
-            cache = _left(output, stream.cache, cache)
-        start = stop
-    return torch.cat(outputs, dim=1)
+    subject.want_steady()
+    records = []
+    for path in subject.paths:
+        try:
+            with subject.on(path):
+                records.append(_path(subject, path))
+        except NotRunnable as error:
+            records.append(not_run(CACHE, str(error), path=path))
+    return records
 
 
-def _new(subject: Subject, tokens: Tensor) -> Any:
-    """An empty cache where the model makes one itself; else None, and its first call gives one."""
-    make = getattr(subject.model, "make_cache", None)
-    return make(tokens.shape[0], tokens.shape[1]) if callable(make) else None
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One way to cut a run: its chunks, and what the calls get beside the tokens."""
+
+    name: str
+    chunks: list[int]
+    tokens: Tensor
+    real: Tensor | None = None
+    positions: Tensor | None = None
+
+    def outputs(self, subject: Subject, *, whole: bool) -> Tensor:
+        """(B, L, F); rows of padding are left out."""
+        tokens = self.tokens.to(subject.dtype) if self.tokens.is_floating_point() else self.tokens
+        if whole:
+            found = subject.run(tokens, real=self.real, positions=self.positions)
+            subject.want_rows(found, tokens)
+        else:
+            found = run(subject, tokens, self.chunks, real=self.real, positions=self.positions)
+        return found if self.real is None else found[self.real][None]
 
 
-def _left(output: Any, name: str, before: Any) -> Any:
-    """The cache after a call: named in the output, second in a tuple, or the same object again."""
-    for word in (name, "past_key_values", "cache"):
-        found = output.get(word) if isinstance(output, dict) else getattr(output, word, None)
-        if found is not None:
-            return found
-    if isinstance(output, tuple | list) and len(output) > 1 and output[1] is not None:
-        return output[1]
-    if before is not None:
-        return before
-    raise NotRunnable(
-        f"the model takes {name}= but gave no cache back: wanted an output with {name}, a pair "
-        "(outputs, cache), or a make_cache(batch, capacity) method"
+def _ways(subject: Subject) -> list[Way]:
+    tokens = subject.tokens()
+    length = tokens.shape[1]
+    half, third = length // 2, max(1, length // 3)
+    ways = [
+        Way("decode", [half] + [1] * (length - half), tokens),
+        Way("chunks", [third, third, length - 2 * third], tokens),
+    ]
+    stream = subject.main
+    if stream.padding is not None and stream.kind == "ids" and stream.square is None:
+        offset = padding.position_offset(subject, stream)
+        short = padding.pad(subject, tokens[:, 2:], 2, "left")
+        both = padding.beside(subject, short, tokens)
+        positions = None if offset is None else both.positions + offset
+        chunks = [half] + [1] * (length - half)
+        ways.append(Way("decode, left padding", chunks, both.tokens, both.real, positions))
+    return ways
+
+
+def _path(subject: Subject, path: str) -> Record:
+    ran, worst, bound, notes = [], 0.0, 0.0, []
+    for way in _ways(subject):
+        try:
+            verdict = rounding.judge(subject, functools.partial(_differences, way=way))
+        except NotRunnable as error:
+            notes.append(f"{way.name} not run: {error}")
+            continue
+        ran.append(way.name)
+        numbers = {
+            "path": path,
+            "ran": ", ".join([*ran, *notes]),
+            "tolerance": verdict.bound,
+            "worst": verdict.worst,
+        }
+        if verdict.bug:
+            return _failure(subject, way, verdict, numbers)
+        worst, bound = max(worst, verdict.worst), max(bound, verdict.bound)
+        notes += [f"{way.name}: {verdict.note}"] if verdict.note else []
+    if not ran:
+        raise NotRunnable("; ".join(notes))
+    message = f"cached and full outputs differ by {worst:.2g} at most (allowed {bound:.1g})"
+    message += f" ({'; '.join(notes)})" if notes else ""
+    return passed(
+        CACHE, message, path=path, ran=", ".join(ran) + " against one full pass",
+        tolerance=bound, worst=worst,
+    )  # fmt: skip
+
+
+def _differences(subject: Subject, way: Way) -> tuple[float, float]:
+    full, parts = way.outputs(subject, whole=True), way.outputs(subject, whole=False)
+    return rounding.apart(full, parts), rounding.bound_of(subject, full)
+
+
+def _failure(
+    subject: Subject, way: Way, verdict: rounding.Verdict, numbers: dict[str, Any]
+) -> Record:
+    full, parts = way.outputs(subject, whole=True), way.outputs(subject, whole=False)
+    rows = torch.tensor([rounding.apart(full[:, i], parts[:, i]) for i in range(full.shape[1])])
+    first = int((rows > verdict.bound).nonzero()[0]) if bool((rows > verdict.bound).any()) else 0
+    cause, where, evidence = culprit.find(subject, way)
+    message = (
+        f"{way.name}: output {first} differs from one full pass by {float(rows[first]):.3g}, and "
+        f"at most by {verdict.worst:.3g} (allowed {verdict.bound:.1g}; {verdict.note}){evidence}"
     )
+    return failed(CACHE, message, cause=cause, where=where, **numbers)

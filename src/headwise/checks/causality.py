@@ -1,17 +1,18 @@
-"""Future leak and measured mask: which inputs move which outputs, against what the model declares.
+"""Future leak: a token moves no output that may not see it.
 
-Future leak changes one token at a time and looks at every output that must not follow it, on each
-path, with and without a padding mask, whole and in cached chunks. Measured mask takes the Jacobian.
+One token is changed at a time, and every output that must not follow it is looked at: on each path,
+with and without a padding mask, whole and in cached chunks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.checks import blame, cached
+from headwise.checks import blame, decode, measured
 from headwise.checks.finding import (
     NotRunnable,
     exact_bound,
@@ -24,7 +25,7 @@ from headwise.checks.finding import (
 from headwise.checks.subject import Subject
 from headwise.record import Record
 
-LEAK, MASK = "future leak", "measured mask"
+LEAK = "future leak"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class _Found:
     worst: float = 0.0
     bound: float = 0.0
     reached: float = 0.0
+    broken: list[str] = field(default_factory=list)
 
 
 def places_of(length: int) -> list[int]:
@@ -116,6 +118,9 @@ def _look(subject: Subject, path: str, tokens: Tensor, allowed: Tensor) -> _Foun
             found.skipped.append(f"{mode}: {error}")
             continue
         found.modes.append(mode)
+        if not bool(base.isfinite().all()):
+            found.broken.append(mode)
+            continue
         bound = exact_bound(base.dtype, length, size_of(base))
         found.bound = max(found.bound, bound)
         for place in places_of(length):
@@ -135,7 +140,7 @@ def _look(subject: Subject, path: str, tokens: Tensor, allowed: Tensor) -> _Foun
 def _outputs(subject: Subject, tokens: Tensor, mode: str, *, noise: int | None = None) -> Tensor:
     if mode == "cached":
         half = tokens.shape[1] // 2
-        return cached.run(subject, tokens, [half - 1, tokens.shape[1] - half + 1])
+        return decode.run(subject, tokens, [half - 1, tokens.shape[1] - half + 1])
     real, end = None, tokens.shape[1]
     if mode == "padding mask":
         # The last token becomes a pad: some models drop a mask of ones before they use it.
@@ -185,34 +190,28 @@ def _judge(
     ran = f"{length} tokens, {len(places_of(length))} changed one by one; {', '.join(one.modes)}"
     if one.skipped:
         ran += f" (not run: {'; '.join(one.skipped)})"
-    numbers = {"path": path, "ran": ran, "tolerance": one.bound, "worst": one.worst}
+    numbers: dict[str, Any] = {"path": path, "ran": ran, "tolerance": one.bound, "worst": one.worst}
+    if one.broken:
+        message = f"the outputs hold NaN or infinities ({', '.join(one.broken)}), so none is right"
+        return failed(LEAK, message, cause="nan-from-empty-row", **numbers)
     if one.leaks:
         leak = max(one.leaks, key=lambda found: found.moved)
         where = _where(subject, path, leak, tokens)
-        cause = _cause(subject, one, all_found, leak, where, tokens)
+        named = _cause(subject, one, all_found, leak, tokens)
         message = f"{leak.words()}, {leak.mode}; it must not{blame.words(where)}"
-        return failed(LEAK, message, cause=cause, where=where, **numbers)
+        return failed(LEAK, message, cause=named, where=where, **numbers)
     if one.reached <= one.bound:
         message = (
             f"positive control: no earlier token moves any later output (most {one.reached:.2g}); "
             "nothing is connected, so no leak could show"
         )
-        cause = "batch-and-sequence-swapped" if _swapped(subject) else None
+        cause = "batch-and-sequence-swapped" if measured.swapped(subject) else None
         return failed(LEAK, message, cause=cause, **numbers)
     message = (
         f"no output moves by more than {one.worst:.2g} for a token that it may not see (allowed "
         f"{one.bound:.1g}); a visible one moves it by {one.reached:.2g}"
     )
     return passed(LEAK, message, **numbers)
-
-
-def _swapped(subject: Subject) -> bool:
-    """With the axes swapped a token reads the same place of its neighbours in the batch."""
-    tokens = subject.tokens()
-    pair = torch.cat([tokens, subject.fresh(tokens, 3)])
-    other = torch.cat([tokens, subject.fresh(tokens, 4)])
-    one, two = subject.run(pair)[0], subject.run(other)[0]
-    return gap(one, two) > exact_bound(one.dtype, tokens.shape[1], size_of(one))
 
 
 def _where(subject: Subject, path: str, leak: Leak, tokens: Tensor) -> dict | None:
@@ -231,7 +230,6 @@ def _cause(
     one: _Found,
     all_found: dict[str, _Found],
     leak: Leak,
-    where: dict | None,
     tokens: Tensor,
 ) -> str:
     sound = [path for path, other in all_found.items() if not other.leaks]
@@ -242,77 +240,4 @@ def _cause(
         return "leak-without-padding-mask"
     if modes == {"cached"}:
         return "cached-chunk-leak"
-    return name_pattern(subject, leak.path, tokens)
-
-
-def name_pattern(subject: Subject, path: str, tokens: Tensor) -> str:
-    """The cause, from the pattern of who sees whom: measured on one layer, or on the whole."""
-    length = tokens.shape[1]
-    masks = subject.layer_masks(length)
-    with subject.on(path):
-        calls = blame.watched(subject, lambda: subject.run(tokens))
-        if calls and masks is not None:
-            weights = blame.weights_of(calls[0])[0].amax(0)
-            if weights.shape == masks[0].shape:
-                return pattern_cause(weights > 0, masks[0], subject, column_sums(calls[0]))
-        seen = jacobian(subject, tokens, list(range(length))) > 0
-    allowed = subject.declared(length)
-    assert allowed is not None
-    return pattern_cause(seen, allowed, subject, False)
-
-
-def column_sums(seen: blame.SeenCall) -> bool:
-    """Whether the weights sum to 1 over the queries and not over the keys."""
-    weights = blame.weights_of(seen)
-    over_keys = (weights.sum(-1) - 1).abs().max()
-    over_queries = (weights.sum(-2) - 1).abs().max()
-    return bool(over_queries < 1e-6 < over_keys)
-
-
-def pattern_cause(seen: Tensor, allowed: Tensor, subject: Subject, columns: bool) -> str:
-    """Name what (L, L) `seen` has wrong against `allowed`."""
-    length = seen.shape[0]
-    place = torch.arange(length)
-    distance = place[:, None] - place[None, :]
-    past, future = distance > 0, distance < 0
-    leaks = seen & ~allowed
-    if columns:
-        return "softmax-axis"
-    if subject.causal and bool(leaks[future].any()):
-        if not bool(seen[past].any()):
-            return "mask-polarity"
-        if not bool(leaks[distance < -1].any()) and bool(leaks[distance == -1].all()):
-            return "causal-off-by-one"
-        return "future-leak"
-    if subject.documents is not None:
-        ids = subject.documents[:length].to(seen.device)
-        if bool(leaks[ids[:, None] != ids[None, :]].any()):
-            return "document-leak"
-    if bool(leaks.any()):
-        return "window-off-by-one"
-    return "future-leak"
-
-
-def jacobian(subject: Subject, tokens: Tensor, queries: list[int]) -> Tensor:
-    """(len(queries), L): ‖∂y_i/∂x_j‖, y the outputs of position i, x the embedding of token j.
-
-    One Gaussian probe v for each row gives ‖vᵀ ∂y_i/∂x_j‖: 0 exactly where the Jacobian is, and
-    its square is the squared Frobenius norm on average (Hutchinson 1990).
-    """
-    held: list[Tensor] = []
-
-    def leaf(embedded: Tensor) -> Tensor:
-        held.append(embedded.detach().requires_grad_())
-        return held[0]
-
-    outputs = subject.run(tokens, embed=leaf, grad=True)
-    subject.want_rows(outputs, tokens)
-    generator = torch.Generator().manual_seed(2)
-    probe = torch.randn(outputs.shape[-1], generator=generator, dtype=torch.float64).to(outputs)
-    rows = []
-    for number, query in enumerate(queries):
-        target = (outputs[0, query] * probe).sum()
-        keep = number + 1 < len(queries)
-        (gradient,) = torch.autograd.grad(target, held, retain_graph=keep)
-        rows.append(gradient[0].detach().double().norm(dim=-1))
-    return torch.stack(rows)
+    return measured.name_pattern(subject, leak.path, tokens)

@@ -44,19 +44,17 @@ def causal(
         return True, f"the class {type(model).__name__}"
     if getattr(config, "use_bidirectional_attention", None) is True:
         return False, "config.use_bidirectional_attention"
-    said = {
-        module.is_causal
-        for module in model.modules()
-        if module is not model and isinstance(getattr(module, "is_causal", None), bool)
-    }
+    words = [getattr(module, "is_causal", None) for module in model.modules()]
+    said = {word for word in words if isinstance(word, bool)}
     if len(said) == 1:
-        word = said.pop()
-        return bool(word), f"is_causal={word} of its attention modules"
+        agreed = said.pop()
+        return agreed, f"is_causal={agreed} of its attention modules"
     return _torch(model, kwargs)
 
 
 def _torch(model: nn.Module, kwargs: Mapping[str, Any]) -> tuple[bool | None, str]:
     """torch's own stacks attend to everything but what their arguments hide."""
+    names: tuple[str, ...]
     if isinstance(model, nn.TransformerEncoder | nn.TransformerEncoderLayer):
         names = ("is_causal", "mask", "src_mask")
     elif isinstance(model, nn.TransformerDecoder | nn.TransformerDecoderLayer | nn.Transformer):

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.checks import declared, paths
+from headwise.checks import declared, outputs, paths
 from headwise.checks.finding import NotRunnable, gap
+from headwise.checks.outputs import rows_of
 from headwise.checks.prepare import default_inputs, special_ids
 from headwise.checks.streams import Stream, arguments, find, parameters
 from headwise.errors import HeadwiseError
@@ -220,7 +221,7 @@ class Subject:
             NotRunnable: the model raised, or its output is no tensor of this batch.
         """
         output = self.call(tokens, stream, real, positions, embed, grad, more)
-        return self.rows(output, tokens.shape[0])
+        return rows_of(output, tokens.shape[0], self.batch_first)
 
     def call(
         self,
@@ -259,7 +260,7 @@ class Subject:
         kwargs.update(more or {})
         hooked: contextlib.AbstractContextManager = contextlib.nullcontext()
         if embed is not None and not tokens.is_floating_point():
-            hooked = self._embedding(tokens, embed)
+            hooked = outputs.embedding(self.model, tokens, embed)
         try:
             with torch.set_grad_enabled(grad), hooked:
                 return self.model(*args, **kwargs)
@@ -308,66 +309,12 @@ class Subject:
             return type(value)(last_hidden_state=states[:1].expand(batch, -1, -1))
         return value
 
-    def rows(self, output: Any, batch: int) -> Tensor:
-        """The tensor to compare, (B, L, F), out of whatever the model returned.
-
-        Raises:
-            NotRunnable: there is none.
-        """
-        found = _tensor(output)
-        if found is None:
-            raise NotRunnable(
-                f"the model returned a {type(output).__name__} with no floating tensor in it; "
-                "wanted a tensor, or an output with logits or last_hidden_state"
-            )
-        if found.ndim == 3 and not self.batch_first:
-            found = found.transpose(0, 1)
-        if found.ndim == 2 and found.shape[0] == batch:
-            found = found[:, None]
-        if found.ndim < 3 or found.shape[0] != batch:
-            raise NotRunnable(
-                f"the output has shape {list(found.shape)}; wanted {batch} rows of positions, "
-                f"({batch}, tokens, width)"
-            )
-        return found.flatten(2)
-
-    def has_rows(self, outputs: Tensor, tokens: Tensor) -> bool:
-        """Whether the outputs have one row for each token."""
-        return self.main.own_rows and outputs.shape[1] == tokens.shape[1]
-
-    def want_rows(self, outputs: Tensor, tokens: Tensor) -> None:
+    def want_rows(self, found: Tensor, tokens: Tensor) -> None:
         """Raise NotRunnable where the outputs are not one row a token."""
-        if outputs.shape[1] != tokens.shape[1]:
+        if found.shape[1] != tokens.shape[1]:
             raise NotRunnable(
-                f"the model gives {outputs.shape[1]} output rows for {tokens.shape[1]} tokens; "
+                f"the model gives {found.shape[1]} output rows for {tokens.shape[1]} tokens; "
                 "wanted one for each (pass the part of the model that gives them)"
-            )
-
-    @contextlib.contextmanager
-    def _embedding(self, tokens: Tensor, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Change what the embedding gives for exactly these ids, while the block runs."""
-        used: list[int] = []
-
-        def hook(module: nn.Module, args: Any, output: Any) -> Any:
-            ids = args[0] if args else None
-            if isinstance(ids, Tensor) and ids.shape == tokens.shape and torch.equal(ids, tokens):
-                used.append(1)
-                return change(output)
-            return None
-
-        handles = [
-            module.register_forward_hook(hook)
-            for module in self.model.modules()
-            if isinstance(module, nn.Embedding)
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-        if not used:
-            raise NotRunnable(
-                "no nn.Embedding of the model reads the token ids, so noise can't be added"
             )
 
     # --- how it runs -----------------------------------------------------------------------------
@@ -414,7 +361,7 @@ class Subject:
                 model = copy.deepcopy(self.model).to(torch.float64)
             except Exception:  # a model that cannot be copied has no second opinion
                 return None
-            lift = _lift
+            lift = outputs.lift
             self._double = replace(
                 self,
                 model=model,
@@ -442,54 +389,12 @@ class Subject:
     def _read_vocabulary(self) -> None:
         if self.main.kind != "ids":
             return
-        ids, sizes = self.main.values, []
-
-        def hook(module: nn.Module, args: Any) -> None:
-            given = args[0] if args else None
-            if isinstance(given, Tensor) and given.shape == ids.shape and torch.equal(given, ids):
-                sizes.append(module.num_embeddings)
-
-        handles = [
-            module.register_forward_pre_hook(hook)
-            for module in self.model.modules()
-            if isinstance(module, nn.Embedding)
-        ]
-        try:
-            with self.in_eval():
-                self.call(ids)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with self.in_eval(), outputs.tables(self.model, self.main.values) as sizes:
+            self.call(self.main.values)
         limit = getattr(getattr(self.model, "config", None), "vocab_size", None)
         if isinstance(limit, int):
             sizes.append(limit)
-        self.vocabulary = min(sizes) if sizes else int(ids.max()) + 1
-
-
-def _lift(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.double()
-    if hasattr(value, "last_hidden_state"):
-        return type(value)(last_hidden_state=value.last_hidden_state.double())
-    return value
-
-
-def _tensor(output: Any) -> Tensor | None:
-    """The floating tensor that an output is about."""
-    if isinstance(output, Tensor):
-        return output if output.is_floating_point() else None
-    for name in ("logits", "last_hidden_state", "prediction_logits"):
-        found = getattr(output, name, None)
-        if found is None and isinstance(output, Mapping):
-            found = output.get(name)
-        if isinstance(found, Tensor):
-            return found
-    items = output.values() if isinstance(output, Mapping) else output
-    if isinstance(items, list | tuple) or isinstance(output, Mapping):
-        for item in items:
-            if isinstance(item, Tensor) and item.is_floating_point():
-                return item
-    return None
+        self.vocabulary = min(sizes) if sizes else int(self.main.values.max()) + 1
 
 
 def _batch_first(model: nn.Module) -> bool:
