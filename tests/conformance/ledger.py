@@ -36,9 +36,6 @@ class Case:
     reason: str = ""
     error: type[Exception] | None = None  # what a known fault raises
 
-    def __str__(self) -> str:
-        return self.name
-
 
 @dataclass
 class Suite:
