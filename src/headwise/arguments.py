@@ -126,6 +126,11 @@ def context_pair(
 
 
 def _check_tokens(name: str, tokens: Tensor, width_name: str, width: int) -> None:
+    if tokens.is_nested:
+        raise TypeError(
+            f"MultiHeadAttention: {name} is a nested tensor; pad it (to_padded_tensor) and say "
+            "what is padding with mask=padding(lengths=…)"
+        )
     shape = tuple(tokens.shape)
     if len(shape) != 3:
         hint = f"; one sequence alone is {name}[None]" if len(shape) == 2 else ""

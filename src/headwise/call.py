@@ -95,8 +95,11 @@ class AttentionCall:
 
     @property
     def scale_value(self) -> float:
-        """The scale as a number: 1/√D when none was given."""
-        return 1.0 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+        """The scale as a number: 1/√D when none was given.
+
+        With D = 0 every score is 0 whatever the scale, so it is 1 there.
+        """
+        return 1.0 / math.sqrt(max(1, self.head_dim)) if self.scale is None else self.scale
 
     @property
     def accumulate_dtype(self) -> torch.dtype:
@@ -149,6 +152,12 @@ class AttentionCall:
                 f"{self.bias.dtype}. To select keys use mask=keep(...) or mask=hide(...)"
             )
         query = self.query
+        for name in ("query", "key", "value"):
+            if getattr(self, name).is_nested:
+                raise TypeError(
+                    f"attention: {name} is a nested tensor; pad it (to_padded_tensor) and say what "
+                    "is padding with mask=padding(lengths=…)"
+                )
         if query.dtype not in FLOATS:
             raise TypeError(
                 f"attention: wanted float16, bfloat16, float32 or float64, got query {query.dtype}"
