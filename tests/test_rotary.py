@@ -108,6 +108,18 @@ def test_fixed_ntk_keeps_the_fastest_pair_and_divides_the_slowest_by_the_factor(
     assert float(plain[-1] / got[-1]) == pytest.approx(factor, rel=1e-12)
 
 
+@pytest.mark.parametrize("scaling", [None, NTKScaling(4.0, 16), YaRNScaling(4.0, 256)])
+def test_a_table_takes_its_frequencies_and_its_factor_from_the_scaling(scaling):
+    rotary = Rotary(scaling=scaling)
+    cos, sin = rotary.table(torch.arange(40), 8, torch.float64)
+    frequencies, factor = rotary.frequencies(8, longest=40)
+    assert (factor > 1) == isinstance(scaling, YaRNScaling)
+    angles = torch.arange(40)[:, None] * frequencies
+    bound = 4 * torch.finfo(torch.float64).eps * 40
+    assert torch.allclose(cos[0, 0], angles.cos() * factor, rtol=0, atol=bound)
+    assert torch.allclose(sin[0, 0], angles.sin() * factor, rtol=0, atol=bound)
+
+
 def test_a_longer_neighbour_does_not_change_a_row_under_dynamic_ntk():
     rotary = Rotary(scaling=NTKScaling(4.0, 16))
     x = draw(2, 3, 40, 8)
