@@ -11,8 +11,8 @@ import torch
 
 from headwise.checks import bare_masks, bare_values
 from headwise.checks.bare_cases import Bare
-from headwise.checks.bare_trials import Check, make_case
-from headwise.checks.finding import FAILED, NotRunnable, failed, not_run
+from headwise.checks.bare_trials import Check, Trial, make_case, told
+from headwise.checks.finding import FAILED, NotRunnable, not_run
 from headwise.checks.signature import Signature
 from headwise.record import Record
 
@@ -95,8 +95,7 @@ def _first_call(bare: Bare) -> str | None:
         except NotRunnable as error:
             return str(error)
         except Exception as error:  # whatever another's code raises
-            first = (str(error) or type(error).__name__).strip().splitlines()[0][:200]
-            reason = f"{type(error).__name__}: {first}"
+            reason = told(error)
     return reason
 
 
@@ -106,8 +105,10 @@ def _run(name: str, bare: Bare) -> Record:
         record = BARE_CHECKS[name](bare)
     except NotRunnable as error:
         return not_run(name, str(error))
-    except Exception as error:  # an input that another's code cannot take is a finding
-        first = (str(error) or type(error).__name__).strip().splitlines()[0][:200]
-        return failed(name, f"a declared call raised {type(error).__name__}: {first}")
+    except Exception as error:  # whatever another's code raises is a finding
+        trial = Trial(bare, name, started=started)
+        trial.wrong.append((f"a declared call failed: {told(error)}", 0.0))
+        trial.raised = True
+        record = trial.record("")
     seconds = round(time.perf_counter() - started, 3)
     return replace(record, values={**record.values, "seconds": seconds})

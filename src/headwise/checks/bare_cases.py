@@ -18,11 +18,16 @@ from torch import Tensor, nn
 from headwise.call import AttentionCall
 from headwise.checks.finding import NotRunnable
 from headwise.checks.signature import MaskKind, Signature
+from headwise.errors import HeadwiseError
 from headwise.masks import Mask, causal, everything, keep, window
 from headwise.masks import padding as real_keys
 from headwise.reference import attention_steps, merge_heads, split_heads
 
 Split = Callable[[Tensor, int], Tensor]
+
+
+class WrongOutput(HeadwiseError):
+    """What came back is no tensor, or has another shape than the signature declares."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +73,8 @@ class Bare:
     def __init__(self, fn: Callable[..., Any], signature: Signature) -> None:
         self.fn, self.signature = fn, signature
         self._at: dict[torch.dtype, Callable[..., Any]] = {}
-        self.dtype = torch.float64
+        self._exact: dict[torch.dtype, nn.Module] = {}
+        self.dtype = torch.float64  # what the checks run in; `for_attention` may lower it
 
     def at(self, dtype: torch.dtype) -> Callable[..., Any]:
         """The thing in `dtype`: a copy of a module, never the caller's own."""
@@ -81,13 +87,17 @@ class Bare:
     def exact(self, dtype: torch.dtype) -> Any:
         """The module whose weights are those of `dtype`, held in float64."""
         module = self.at(dtype)
-        return copy.deepcopy(module).double() if isinstance(module, nn.Module) else module
+        if not isinstance(module, nn.Module):
+            return module
+        if dtype not in self._exact:
+            self._exact[dtype] = copy.deepcopy(module).double()
+        return self._exact[dtype]
 
     def call(self, case: Case, dtype: torch.dtype | None = None, grad: bool = False) -> Tensor:
         """The output (B, H, L, Dv) or (B, L, E), batch first, of one call.
 
         Raises:
-            NotRunnable: the output is no tensor, or has another shape than was declared.
+            WrongOutput: the output is no tensor, or has another shape than was declared.
             Exception: whatever the thing itself raises.
         """
         dtype = self.dtype if dtype is None else dtype
@@ -131,7 +141,7 @@ class Bare:
         if isinstance(output, tuple | list) and output:
             output = output[0]
         if not isinstance(output, Tensor):
-            raise NotRunnable(f"wanted a tensor back, got {type(output).__name__}")
+            raise WrongOutput(f"wanted a tensor back, got {type(output).__name__}")
         batch, queries, _ = case.sizes
         shape: tuple[int, ...] = (batch, queries, self.signature.features)
         if self.signature.is_function:
@@ -144,7 +154,7 @@ class Bare:
         if turned.shape[:-1] != shape[:-1] or (
             self.signature.is_function and turned.shape != shape
         ):
-            raise NotRunnable(
+            raise WrongOutput(
                 f"wanted an output of {shape} (batch first), got {tuple(turned.shape)}; is layout="
                 f"{self.signature.layout!r} right?"
             )

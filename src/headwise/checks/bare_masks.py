@@ -138,7 +138,7 @@ def broadcast(bare: Bare) -> Record:
             with trial.trying(words):
                 trial.grid(case.but(real=real), words)
     _layer_heads(trial)
-    return trial.record(f"{len(trial.ran)} mask shapes laid over the right axes", "mask-wrong-axis")
+    return trial.record(f"{len(trial.ran)} mask shapes laid over the right axes", "mask-misread")
 
 
 def _broadcast_sizes(bare: Bare) -> list[tuple[Case, str]]:
@@ -223,7 +223,8 @@ def future_leak(bare: Bare) -> Record:
     only_bare = leaks.get("causal alone", False) and len(leaks) > 1 and sum(leaks.values()) == 1
     return trial.record(
         f"changing any of {length} tokens leaves earlier outputs alone, {', '.join(ways)}",
-        "leak-without-padding-mask" if only_bare else "future-leak",
+        "future-leak",
+        certain="leak-without-padding-mask" if only_bare else None,
     )
 
 
@@ -308,4 +309,4 @@ def cache(bare: Bare) -> Record:
                 moved = response(output, full[:, :, end - cut : end])
                 words_now = f"{words}: the step to token {end - 1}"
                 trial.unmoved(moved, torch.zeros_like(moved).bool(), limit, words_now)
-    return trial.record("decoding in steps gives the rows of one full pass", "top-left-causal")
+    return trial.record("decoding in steps gives the rows of one full pass")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.checks.bare_cases import Bare, Case
+from headwise.checks.bare_cases import Bare, Case, WrongOutput
 from headwise.checks.causes import FIXES, Fault, name_fault, near, truth
 from headwise.checks.finding import NotRunnable, exact_bound, failed, passed, size_of
 from headwise.record import Record
@@ -82,6 +82,14 @@ def changed(
     return case.but(**{name: x})
 
 
+def told(error: Exception) -> str:
+    """An error of another's code, in one line."""
+    first = (str(error) or "no message").strip().splitlines()[0][:200]
+    if isinstance(error, WrongOutput):
+        return first
+    return f"the call raised {type(error).__name__}: {first}"
+
+
 def response(one: Tensor, two: Tensor) -> Tensor:
     """How far each row moved: the last axis's largest difference; NaN against a number is inf."""
     same = (one == two) | (one.isnan() & two.isnan())
@@ -121,6 +129,7 @@ class Trial:
     tolerance: float | None = None
     worst: float = 0.0
     raised: bool = False
+    suspect: str | None = None  # a cause that a check has seen with its own eyes
     grids: dict[str, list[list[float]]] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
 
@@ -132,8 +141,7 @@ class Trial:
         except NotRunnable:
             raise
         except Exception as error:  # whatever another's code raises
-            first = (str(error) or type(error).__name__).strip().splitlines()[0][:160]
-            self.wrong.append((f"{words}: the call raised {type(error).__name__}: {first}", 0.0))
+            self.wrong.append((f"{words}: {told(error)}", 0.0))
             self.raised = True
         self.ran.append(words)
 
@@ -202,7 +210,7 @@ class Trial:
         output = self.bare.call(case, dtype)
         wanted, limit = truth(self.bare, case, dtype)
         if output.shape != wanted.shape:
-            raise NotRunnable(
+            raise WrongOutput(
                 f"wanted an output of {tuple(wanted.shape)}, got {tuple(output.shape)}"
             )
         if dtype == self.bare.dtype:
@@ -226,8 +234,11 @@ class Trial:
             where = ", ".join(f"{n} {i}" for n, i in zip(names, place, strict=True))
             self.wrong.append((f"{words} moves {where} by {float(size[tuple(place)]):.3g}", 0.0))
 
-    def record(self, good: str, fallback: str | None = None) -> Record:
-        """Passed with `good`; or failed, with the cause that the numbers match, else `fallback`."""
+    def record(self, good: str, fallback: str | None = None, certain: str | None = None) -> Record:
+        """Passed with `good`; or failed, with the cause that the numbers match, else `fallback`.
+
+        `certain`: a cause that the check itself has seen, more exact than the numbers.
+        """
         ran = "; ".join(dict.fromkeys(self.ran))
         common: dict[str, Any] = {
             "ran": ran,
@@ -247,7 +258,10 @@ class Trial:
         fault = self.cause()
         if fault is not None:
             message += f"; {fault.detail}"
+        if fault is not None and certain is None:
             return failed(self.check, message + notes, cause=fault.cause, fix=fault.fix, **common)
+        # Where nothing came back at all, nothing points to a cause.
+        fallback = None if self.raised and not self.observed else certain or fallback
         return failed(
             self.check, message + notes, cause=fallback, fix=FIXES.get(str(fallback)), **common
         )
@@ -278,7 +292,7 @@ def _choices(
         yield [one]
     if raised:
         # The plainest call tells what the one that raised cannot.
-        plain = make_case(bare, 3, 4)
+        plain = make_case(bare, 3, 5)
         try:
             yield [(plain, bare.call(plain))]
         except Exception:  # nothing to learn from it

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError
 from torch.overrides import TorchFunctionMode
 
 from headwise.checks.bare_cases import Bare, Case
@@ -144,7 +145,9 @@ def agreement(bare: Bare) -> Record:
         raise NotRunnable("no dtype of float64, float32, bfloat16 is taken")
     cases = len(dict.fromkeys(trial.ran))
     good = f"{cases} cases in {', '.join(taken)} within bounds of the float64 definition"
-    return trial.record(good, None)
+    # Where only the views were wrong, and nothing else, they were read as if they were contiguous.
+    only_strided = bool(trial.wrong) and all(w.startswith("strided") for w, _ in trial.wrong)
+    return trial.record(good, "strides-ignored" if only_strided else None)
 
 
 def _takes(bare: Bare, dtype: torch.dtype) -> bool:
@@ -226,7 +229,7 @@ def gradients(bare: Bare) -> Record:
             _empty_row(trial, make_case(bare, 1, 4, 2, kv_heads=signature.kv, causal=True))
     else:
         trial.notes.append("no mask argument: no row can be left without a key")
-    return trial.record("gradients equal finite differences, and are finite", None)
+    return trial.record("gradients equal finite differences, and are finite", trial.suspect)
 
 
 def _leaves(bare: Bare, case: Case) -> dict[str, Tensor]:
@@ -260,9 +263,16 @@ def _gradcheck(trial: Trial, case: Case, words: str) -> None:
     try:
         # Fast mode compares random projections of the Jacobian: any wrong entry shows in them.
         torch.autograd.gradcheck(run, tuple(leaves.values()), fast_mode=True)
-    except torch.autograd.gradcheck.GradcheckError as error:  # type: ignore[attr-defined]
-        first = " ".join(str(error).split())[:200]
-        trial.wrong.append((f"{words}: {first}", 0.0))
+    except GradcheckError as error:
+        output = run(*leaves.values())
+        pull = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
+        found = torch.autograd.grad((output * pull).sum(), list(leaves.values()), allow_unused=True)
+        cut = [n for n, g in zip(leaves, found, strict=True) if g is None or not bool(g.any())]
+        why = " ".join(str(error).split())[:200]
+        if cut:
+            why = f"{len(cut)} of {len(leaves)} inputs get no gradient: {', '.join(cut)}"
+            trial.suspect = "gradient-cut"
+        trial.wrong.append((f"{words}: {why}", 0.0))
 
 
 def _empty_row(trial: Trial, case: Case) -> None:
@@ -286,6 +296,7 @@ def _empty_row(trial: Trial, case: Case) -> None:
             trial.wrong.append(
                 (f"query 0 sees no key: {count} of {grad.numel()} gradients of {name} are NaN", 0.0)
             )
+            trial.suspect = "nan-from-empty-row"
         elif name == "query" and not case.own and bool((grad[..., 0, :] != 0).any()):
             size = size_of(grad[..., 0, :])
             trial.wrong.append((f"query 0 sees no key but has a gradient of {size:.3g}", size))

@@ -41,6 +41,9 @@ FIXES = {
     "ones, or permute the weights",
     "rope-ignored": "rotate queries and keys before the dot products",
     "value-transposed": "exchange axes with transpose; a view keeps the order in memory",
+    "heads-and-sequence-swapped": "transpose to (B, H, L, D) before the dot products",
+    "gradient-cut": "remove the detach() or no_grad() on the way",
+    "strides-ignored": "read the tensor by its strides, or call contiguous() first",
     "batch-and-sequence-swapped": "pass batch_first=True, or transpose(0, 1) before and after",
     "batch-leak": "let each sample see only itself",
     "top-left-causal": "with cached keys the last query stands at the last key: j ≤ i + S − L",
@@ -173,6 +176,11 @@ _SCALES = (
 _HEADS = (
     _call("grouped-heads-tiled", "key/value heads are tiled 0, 1, 0, 1", faults.tiled),
     _call("grouped-heads-lost", "every query head reads key/value head 0", faults.first_kv_head),
+    Fault(
+        "heads-and-sequence-swapped",
+        "each token attends over its own heads, not over the tokens",
+        faults.over_heads,
+    ),
     Fault("split-by-view", "heads are split by view, without transpose", faults.split_by_view),
     Fault(
         "split-by-view",

@@ -7,6 +7,7 @@ cannot occur in it. `causes` names them.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -144,7 +145,7 @@ def _relaid(x: Tensor) -> Tensor:
 
 def swapped_batch(bare: Bare, case: Case, dtype: torch.dtype) -> Tensor | None:
     """Batch and sequence exchanged: each position attends over the samples."""
-    if case.visible is not None or case.real is not None or case.query.dim() != 3:
+    if case.query.dim() != 3:
         return None
     turned = case.but(
         query=case.query.transpose(0, 1),
@@ -152,6 +153,16 @@ def swapped_batch(bare: Bare, case: Case, dtype: torch.dtype) -> Tensor | None:
         value=case.value.transpose(0, 1),
     )
     return definition(bare, turned, dtype)[0].transpose(0, 1)
+
+
+def over_heads(bare: Bare, case: Case, dtype: torch.dtype) -> Tensor | None:
+    """No transpose before the dot products: each token attends over its own heads."""
+    query, key, value = (x.transpose(1, 2) for x in projected(bare, case, dtype))
+    return joined(
+        bare,
+        attention_steps(call_of(bare, case, dtype, (query, key, value)))["output"].transpose(1, 2),
+        dtype,
+    )
 
 
 def transposed_value(bare: Bare, case: Case, dtype: torch.dtype) -> Tensor | None:
@@ -211,7 +222,10 @@ def mask_added(sign: float) -> Change:
         if call.bias is not None:
             bias = bias + call.bias
         mask = visible_of(bare, case.but(visible=None, real=None))
-        return replace(call, mask=mask, bias=bias.expand(*bias.shape))
+        with warnings.catch_warnings():
+            # That such a bias hides nothing is the very fault that is computed here.
+            warnings.simplefilter("ignore", UserWarning)
+            return replace(call, mask=mask, bias=bias)
 
     return other
 
