@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pages() -> list[Path]:
     """Every page that carries examples."""
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [page for page in found if page.exists() and BLOCK.search(page.read_text("utf-8"))]
 
 

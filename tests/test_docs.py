@@ -20,7 +20,7 @@ def test_examples_print_what_the_page_shows(page, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "page", [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))], ids=lambda p: p.name
+    "page", [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))], ids=lambda p: p.name
 )
 def test_links_lead_somewhere(page):
     for target, _ in LINK.findall(page.read_text("utf-8")):

@@ -108,10 +108,13 @@ def print_checks(console: Console, records: Sequence[Record]) -> None:
         if values.get("fix"):
             lines.append(f"usual fix: {values['fix']}")
         status = values["status"]
+        found = Text("\n".join(lines))
+        if values.get("ran"):
+            found.append(f"\nran: {values['ran']}", style="dim")
         table.add_row(
             Text(SIGNS[status], style=STYLES[status]),
             Text(", ".join(str(word) for word in named if word)),
-            Text("\n".join(lines)),
+            found,
         )
     console.print(table)
     counts = Counter(record.values["status"] for record in checks)
