@@ -41,20 +41,10 @@ def _neighbour(subject: Subject) -> Record:
         f"(allowed {bound:.1g})"
     )
     cause = "batch-leak"
-    if subject.main.kind != "image" and _alone_unconnected(subject, tokens):
+    if measured.swapped(subject):
         cause = "batch-and-sequence-swapped"
         message += "; in a batch of one no token moves any other: the two axes are swapped"
     return failed(BATCH, message, cause=cause, **numbers)
-
-
-def _alone_unconnected(subject: Subject, tokens: Tensor) -> bool:
-    """In a batch of one no token moves any other's output."""
-    base = subject.run(tokens)
-    if base.shape[1] != tokens.shape[1]:
-        return False
-    others = torch.arange(tokens.shape[1]) != tokens.shape[1] // 2
-    changed = subject.run(subject.replaced(tokens, tokens.shape[1] // 2))
-    return gap(base[:, others], changed[:, others]) <= rounding.equal_bound(base)
 
 
 def _joining(subject: Subject) -> Record:

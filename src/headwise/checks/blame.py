@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from headwise.checks.subject import Subject
 from headwise.reference import attention_steps
@@ -18,7 +20,13 @@ def watched(subject: Subject, run: Callable[[], Any]) -> list[SeenCall]:
 
     Empty where none can be caught (attention written by hand, compiled models).
     """
-    with torch.no_grad(), watch(subject.model, allow_nothing=True) as seen:
+    with (
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        watch(subject.model, allow_nothing=True) as seen,
+    ):
+        # What is read off a faulty model may be odd; the check says so itself.
+        warnings.simplefilter("ignore", UserWarning)
         run()
     own = [call for call in seen if call.kind == "self"]
     stacks = {call.stack for call in own}
@@ -52,6 +60,34 @@ def first_hidden_weight(
 def weights_of(seen: SeenCall) -> Tensor:
     """(B, H, L, S) from the float64 definition; 0 in rows that see nothing."""
     return attention_steps(seen.call)["weights"].nan_to_num(nan=0.0)
+
+
+class _Softmaxes(TorchFunctionMode):
+    """Writes down over which axis each square of scores is normalised, by softmax's own calls."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.axes: list[int] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "softmax":
+            scores = args[0] if args else kwargs.get("input")
+            axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            square = isinstance(scores, Tensor) and scores.shape[-2:] == (self.length,) * 2
+            if square and scores is not None and isinstance(axis, int):
+                self.axes.append(axis - scores.ndim if axis >= 0 else axis)
+        return func(*args, **kwargs)
+
+
+def softmax_over_queries(subject: Subject, tokens: Tensor) -> bool:
+    """Whether some softmax over L × L scores runs over the axis before the last."""
+    with _Softmaxes(tokens.shape[1]) as seen:
+        subject.run(tokens)
+    return -2 in seen.axes
 
 
 def _place(seen: SeenCall, hidden: Tensor) -> dict[str, Any]:

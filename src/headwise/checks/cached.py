@@ -58,6 +58,17 @@ class Way:
             found = run(subject, tokens, self.chunks, real=self.real, positions=self.positions)
         return found if self.real is None else found[self.real][None]
 
+    def leaks(self, subject: Subject, full: Tensor, bound: float) -> bool:
+        """Whether the outputs of the first chunk's tokens are others without the tokens after."""
+        stop = self.chunks[0]
+        cut = [None if x is None else x[:, :stop] for x in (self.real, self.positions)]
+        early = Way("", [stop], self.tokens[:, :stop], cut[0], cut[1])
+        found = early.outputs(subject, whole=True)
+        if self.real is not None:
+            inside = torch.arange(self.real.shape[1])[None].expand(self.real.shape)[self.real]
+            full = full[:, inside < stop]
+        return rounding.apart(found, full[:, : found.shape[1]]) > bound
+
 
 def _ways(subject: Subject) -> list[Way]:
     tokens = subject.tokens()
@@ -118,7 +129,13 @@ def _failure(
     full, parts = way.outputs(subject, whole=True), way.outputs(subject, whole=False)
     rows = torch.tensor([rounding.apart(full[:, i], parts[:, i]) for i in range(full.shape[1])])
     first = int((rows > verdict.bound).nonzero()[0]) if bool((rows > verdict.bound).any()) else 0
-    cause, where, evidence = culprit.find(subject, way)
+    if way.leaks(subject, full, verdict.bound):
+        cause, where = "future-leak", None
+        evidence = "; a full pass over fewer tokens differs as much: outputs follow later tokens"
+    else:
+        cause, where, evidence = culprit.find(subject, way)
+    if not bool(full.isfinite().all() and parts.isfinite().all()):
+        cause, evidence = "nan-from-empty-row", "; real tokens' outputs hold NaN"
     message = (
         f"{way.name}: output {first} differs from one full pass by {float(rows[first]):.3g}, and "
         f"at most by {verdict.worst:.3g} (allowed {verdict.bound:.1g}; {verdict.note}){evidence}"

@@ -120,7 +120,6 @@ def _look(subject: Subject, path: str, tokens: Tensor, allowed: Tensor) -> _Foun
         found.modes.append(mode)
         if not bool(base.isfinite().all()):
             found.broken.append(mode)
-            continue
         bound = exact_bound(base.dtype, length, size_of(base))
         found.bound = max(found.bound, bound)
         for place in places_of(length):
@@ -191,15 +190,15 @@ def _judge(
     if one.skipped:
         ran += f" (not run: {'; '.join(one.skipped)})"
     numbers: dict[str, Any] = {"path": path, "ran": ran, "tolerance": one.bound, "worst": one.worst}
+    if one.leaks:
+        leak = max(one.leaks, key=lambda found: found.moved)
+        where, outside = _where(subject, path, leak, tokens)
+        named = _cause(subject, one, all_found, leak, tokens)
+        message = f"{leak.words()}, {leak.mode}; it must not{blame.words(where)}{outside}"
+        return failed(LEAK, message, cause=named, where=where, **numbers)
     if one.broken:
         message = f"the outputs hold NaN or infinities ({', '.join(one.broken)}), so none is right"
         return failed(LEAK, message, cause="nan-from-empty-row", **numbers)
-    if one.leaks:
-        leak = max(one.leaks, key=lambda found: found.moved)
-        where = _where(subject, path, leak, tokens)
-        named = _cause(subject, one, all_found, leak, tokens)
-        message = f"{leak.words()}, {leak.mode}; it must not{blame.words(where)}"
-        return failed(LEAK, message, cause=named, where=where, **numbers)
     if one.reached <= one.bound:
         message = (
             f"positive control: no earlier token moves any later output (most {one.reached:.2g}); "
@@ -214,15 +213,21 @@ def _judge(
     return passed(LEAK, message, **numbers)
 
 
-def _where(subject: Subject, path: str, leak: Leak, tokens: Tensor) -> dict | None:
+def _where(subject: Subject, path: str, leak: Leak, tokens: Tensor) -> tuple[dict | None, str]:
+    """(the first layer and head with weight on a hidden key, what to say where there is none)."""
     masks = subject.layer_masks(tokens.shape[1])
     if masks is None or leak.mode == "cached":
-        return None
+        return None, ""
     with subject.on(path):
         calls = blame.watched(subject, lambda: _outputs(subject, tokens, leak.mode))
     rows = torch.ones(1, tokens.shape[1], dtype=torch.bool)
     rows[:, -1] = leak.mode != "padding mask"
-    return blame.first_hidden_weight(calls, masks, rows=rows)
+    where = blame.first_hidden_weight(calls, masks, rows=rows)
+    if where is not None:
+        return where, ""
+    if not calls:
+        return None, "; its attention could not be watched, so no head is named"
+    return None, "; no watched attention gives a hidden key weight: look for what else mixes tokens"
 
 
 def _cause(
@@ -236,7 +241,7 @@ def _cause(
     if sound:
         return "leak-in-one-backend"
     modes = {found.mode for found in one.leaks}
-    if modes == {"no padding mask"} and "padding mask" in one.modes:
+    if "no padding mask" in modes and "padding mask" in set(one.modes) - modes:
         return "leak-without-padding-mask"
     if modes == {"cached"}:
         return "cached-chunk-leak"

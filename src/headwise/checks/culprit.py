@@ -31,30 +31,32 @@ def find(subject: Subject, way: Way) -> Answer:
     start = 0
     for number, size in enumerate(way.chunks):
         step = parts[number * len(full) : (number + 1) * len(full)]
-        for whole, part in zip(full, step, strict=True):
-            found = _compare(whole, part, start, size)
+        for place, (whole, part) in enumerate(zip(full, step, strict=True)):
+            found = _compare(whole, part, start, size, way.real, first=place == 0)
             if found is not None:
                 return found
         start += size
     return None, None, "; no layer's queries, keys or masks differ: look behind the attention"
 
 
-def _compare(whole: SeenCall, part: SeenCall, start: int, size: int) -> Answer | None:
+def _compare(
+    whole: SeenCall, part: SeenCall, start: int, size: int, real: Tensor | None, *, first: bool
+) -> Answer | None:
     """What is wrong with one layer's call for tokens start … start + size − 1, or None."""
     stop = start + size
     rows = slice(start, stop)
-    real = whole.real_queries
     live = torch.ones(whole.call.batch, stop, dtype=torch.bool) if real is None else real[:, :stop]
     limit = 64 * exact_bound(whole.call.query.dtype, whole.call.head_dim, size_of(whole.call.key))
     query = _apart(whole.call.query[:, :, rows], part.call.query, live[:, rows])
     if query > limit:
-        where = _where(part, start, stop - 1)
-        return (
-            "rope-offset-lost",
-            where,
+        text = (
             f"; layer {part.layer} ({part.module}): the queries of tokens {start} to {stop - 1} "
-            f"differ from the full pass's by {query:.3g}, so their positions do",
+            f"differ from the full pass's by {query:.3g}"
         )
+        if not first:
+            return None, _where(part, start, stop - 1), text + "; look at the layer before it"
+        # Nothing but the token and its position has gone into the first layer's queries.
+        return "rope-offset-lost", _where(part, start, stop - 1), text + ": their positions differ"
     wanted, got = whole.call.key[:, :, :stop], part.call.key
     places = _places(wanted, got, live, limit)
     lost = [token for token, place in enumerate(places) if place is None]

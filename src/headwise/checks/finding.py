@@ -24,6 +24,11 @@ FIXES = {
     "leak-in-one-backend": (
         "give every attention implementation the same mask; one of them ignores it or gets none"
     ),
+    "cached-chunk-leak": (
+        "with a cache, query i of a chunk of L tokens at S keys sees j ≤ i + S − L, and no more"
+    ),
+    "causal-in-encoder": "an encoder's tokens see each other both ways: drop the causal mask",
+    "nothing-connected": "draw the mask: every key is hidden, or the output is not used",
     "window-off-by-one": "a window of W keys counts the query's own: hide keys with i − j ≥ W",
     "causal-off-by-one": "use triu(diagonal=1): the diagonal is the query's own key, and visible",
     "document-leak": "hide keys of other documents: join the causal mask with ids[i] == ids[j]",

@@ -164,12 +164,19 @@ def _rows(outputs: Tensor, leaf: Tensor, queries: list[int]) -> list[Tensor]:
 
 
 def swapped(subject: Subject) -> bool:
-    """With the axes swapped a token reads the same place of its neighbours in the batch."""
+    """Alone no token moves any other, and in a batch a neighbour does: the axes are swapped."""
     tokens = subject.tokens()
-    pair = torch.cat([tokens, subject.fresh(tokens, 3)])
-    other = torch.cat([tokens, subject.fresh(tokens, 4)])
-    one, two = subject.run(pair)[0], subject.run(other)[0]
-    return gap(one, two) > exact_bound(one.dtype, tokens.shape[1], size_of(one))
+    pairs = [torch.cat([tokens, subject.fresh(tokens, seed)]) for seed in (3, 4)]
+    one, two = (subject.run(pair)[:1] for pair in pairs)
+    if gap(one, two) <= exact_bound(one.dtype, one.shape[1], size_of(one)):
+        return False
+    if subject.main.kind == "image" or one.shape[1] != tokens.shape[1]:
+        return False
+    place = tokens.shape[1] // 2
+    others = torch.arange(tokens.shape[1]) != place
+    base, changed = subject.run(tokens), subject.run(subject.replaced(tokens, place))
+    bound = exact_bound(base.dtype, base.shape[1], size_of(base))
+    return gap(base[:, others], changed[:, others]) <= bound
 
 
 def name_pattern(subject: Subject, path: str | None, tokens: Tensor) -> str:
@@ -177,34 +184,26 @@ def name_pattern(subject: Subject, path: str | None, tokens: Tensor) -> str:
     length = tokens.shape[1]
     masks = subject.layer_masks(length)
     with subject.on(path):
+        if blame.softmax_over_queries(subject, tokens):
+            return "softmax-axis"
         calls = blame.watched(subject, lambda: subject.run(tokens))
         if calls and masks is not None:
             weights = blame.weights_of(calls[0])[0].amax(0)
             if weights.shape == masks[0].shape:
-                return pattern_cause(weights > 0, masks[0], subject, column_sums(calls[0]))
+                return pattern_cause(weights > 0, masks[0], subject)
         seen = jacobian(subject, tokens, list(range(length))) > 0
     allowed = subject.declared(length)
     assert allowed is not None
-    return pattern_cause(seen, allowed, subject, False)
+    return pattern_cause(seen, allowed, subject)
 
 
-def column_sums(seen: blame.SeenCall) -> bool:
-    """Whether the weights sum to 1 over the queries and not over the keys."""
-    weights = blame.weights_of(seen)
-    over_keys = (weights.sum(-1) - 1).abs().max()
-    over_queries = (weights.sum(-2) - 1).abs().max()
-    return bool(over_queries < 1e-6 < over_keys)
-
-
-def pattern_cause(seen: Tensor, allowed: Tensor, subject: Subject, columns: bool) -> str:
+def pattern_cause(seen: Tensor, allowed: Tensor, subject: Subject) -> str:
     """Name what (L, L) `seen` has wrong against `allowed`."""
     length = seen.shape[0]
     place = torch.arange(length)
     distance = place[:, None] - place[None, :]
     past, future = distance > 0, distance < 0
     leaks = seen & ~allowed
-    if columns:
-        return "softmax-axis"
     if subject.causal and bool(leaks[future].any()):
         if not bool(seen[past].any()):
             return "mask-polarity"

@@ -80,8 +80,8 @@ def position_offset(subject: Subject, stream: Stream) -> int | None:
 def padding(subject: Subject) -> list[Record]:
     """Right and left, 0, 1 and many pads, alone and beside a longer row, pads of any content.
 
-    One record a path, stream and side. Causal models must work on both sides; an encoder on the right,
-    and on the left where it takes positions or `padding_side` asks for it.
+    One record a path, stream and side. Causal models must work on both sides; an encoder on the
+    right, and on the left where it takes positions or `padding_side` asks for it.
     """
     streams = [s for s in subject.streams if s.padding is not None]
     if subject.main.kind == "image":
@@ -244,7 +244,7 @@ def _diagnose(
         )
         return "nan-from-empty-row", None, message
     if moved[0] > moved[1]:
-        cause = _mask_fault(subject, stream, case, given, base)
+        cause = _mask_fault(subject, stream, side, case, given, base)
         where = _where(subject, stream, case, given)
         message = (
             f"the content of {many} pads on the {side} moves real outputs by {moved[0]:.3g} "
@@ -261,7 +261,7 @@ def _diagnose(
 
 
 def _mask_fault(
-    subject: Subject, stream: Stream, case: Padded, given: dict[str, Any], base: Tensor
+    subject: Subject, stream: Stream, side: str, case: Padded, given: dict[str, Any], base: Tensor
 ) -> str | None:
     """Which other mask would have been right tells what the model does with the one it got."""
     positions = given["positions"]
@@ -289,18 +289,10 @@ def _mask_fault(
     hiding = torch.zeros(case.real.shape).to(subject.dtype).masked_fill(~case.real, -1e9)
     if not stream.hides and right(lambda: with_mask(None, **{name: hiding})):
         return "float-mask-added"
-    return "padding-mask-ignored" if _weights_alike(subject, stream, case, given) else None
-
-
-def _weights_alike(subject: Subject, stream: Stream, case: Padded, given: dict[str, Any]) -> bool:
-    """Whether the first layer hides nothing from real queries but what it hides without pads."""
-    calls = blame.watched(subject, lambda: subject.run(case.tokens, stream=stream, **given))
-    if not calls or not stream.own_rows:
-        return False
-    weights = blame.weights_of(calls[0])
-    if weights.shape[-2:] != (case.real.shape[1],) * 2:
-        return False
-    return bool((weights[0][:, case.real[0]][:, :, ~case.real[0]] > 0).any())
+    other = "right" if side == "left" else "left"
+    many, offset = int((~case.real[0]).sum()), 0 if positions is not None else None
+    moved, allowed = _content_moves(subject, stream, other, many, offset)
+    return "padding-side" if moved <= allowed else None
 
 
 def _where(

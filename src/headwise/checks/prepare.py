@@ -79,3 +79,18 @@ def _speech(
         heard = model.get_encoder()(sound.to(place, dtype))
     ids = random_ids(config, vocabulary, LENGTH).to(place)
     return {"decoder_input_ids": ids, "encoder_outputs": heard}
+
+
+def batch_first_of(model: nn.Module) -> bool:
+    """torch's own stacks say it themselves; a model around them is taken to be batch first."""
+    if isinstance(model, nn.TransformerEncoder | nn.TransformerDecoder):
+        model = model.layers[0]
+    if isinstance(model, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        model = model.self_attn
+    return bool(getattr(model, "batch_first", True))
+
+
+def pad_id(config: Any, given: int | None) -> int:
+    """The id that padding is made of: as given, else the config's, else 0."""
+    found = getattr(config, "pad_token_id", None) if given is None else given
+    return found if isinstance(found, int) and found >= 0 else 0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headwise.checks import declared, outputs, paths
 from headwise.checks.finding import NotRunnable, gap
 from headwise.checks.outputs import rows_of
-from headwise.checks.prepare import default_inputs, special_ids
+from headwise.checks.prepare import batch_first_of, default_inputs, pad_id, special_ids
 from headwise.checks.streams import Stream, arguments, find, parameters
 from headwise.errors import HeadwiseError
 
@@ -89,7 +89,7 @@ class Subject:
         config = getattr(module, "config", None)
         cross = bool(getattr(config, "is_encoder_decoder", False)) or "tgt" in kwargs
         if batch_first is None:
-            batch_first = _batch_first(module)
+            batch_first = batch_first_of(module)
         streams = find(module, args, kwargs, batch_first=batch_first, cross=cross)
         said, says = declared.causal(module, kind, kwargs)
         if causal is not None:
@@ -106,7 +106,7 @@ class Subject:
             said,
             says,
             side,
-            _pad_id(config, pad_token_id),
+            pad_id(config, pad_token_id),
             batch_first,
             special=special_ids(config),
             paths=paths.paths_of(module),
@@ -395,17 +395,3 @@ class Subject:
         if isinstance(limit, int):
             sizes.append(limit)
         self.vocabulary = min(sizes) if sizes else int(self.main.values.max()) + 1
-
-
-def _batch_first(model: nn.Module) -> bool:
-    """torch's own stacks say it themselves; a model around them is taken to be batch first."""
-    if isinstance(model, nn.TransformerEncoder | nn.TransformerDecoder):
-        model = model.layers[0]
-    if isinstance(model, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-        model = model.self_attn
-    return bool(getattr(model, "batch_first", True))
-
-
-def _pad_id(config: Any, given: int | None) -> int:
-    found = getattr(config, "pad_token_id", None) if given is None else given
-    return found if isinstance(found, int) and found >= 0 else 0
