@@ -150,14 +150,12 @@ def files(tests: str) -> list[str]:
     return paths
 
 
-def check_place(mutant: Mutant) -> None:
-    """SystemExit unless the text to change stands exactly once in its file."""
+def misplaced(mutant: Mutant) -> str | None:
+    """None where the text to change stands exactly once in its file, else what is wrong."""
     count = (ROOT / "src" / "headwise" / mutant.file).read_text(encoding="utf-8").count(mutant.old)
-    if count != 1 or mutant.old == mutant.new:
-        sys.exit(
-            f"mutations.py: {mutant.what!r} changes {mutant.old!r} in {mutant.file}, which stands "
-            f"there {count} times, wanted once; bring tests/mutants up to date"
-        )
+    if count == 1 and mutant.old != mutant.new:
+        return None
+    return f"{mutant.what!r} changes {mutant.old!r} in {mutant.file}, which stands there {count}×"
 
 
 def try_out(mutant: Mutant) -> Outcome:
@@ -205,12 +203,13 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies tested at once")
     options = parser.parse_args()
-    for mutant in MUTANTS:
-        check_place(mutant)
     pattern = f"*{options.only or ''}*".lower()
     chosen = [m for m in MUTANTS if fnmatch(f"{m.file}: {m.what}".lower(), pattern)]
     if not chosen:
         sys.exit(f"mutations.py: no fault matches {options.only!r}; there are {len(MUTANTS)}")
+    stale = [problem for problem in map(misplaced, chosen) if problem]
+    if stale:
+        sys.exit("mutations.py: bring tests/mutants up to date\n" + "\n".join(stale))
     outcomes = []
     with ThreadPoolExecutor(max(1, options.jobs)) as pool:
         for outcome in pool.map(try_out, chosen):

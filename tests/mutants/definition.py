@@ -139,14 +139,14 @@ DEFINITION = [
         "attention",
         Mutant(
             "scale by the width of values",
-            "1.0 / math.sqrt(self.head_dim)",
-            "1.0 / math.sqrt(self.value_dim)",
+            "math.sqrt(max(1, self.head_dim))",
+            "math.sqrt(max(1, self.value_dim))",
             "known_faults attention",
         ),
         Mutant(
             "scale without the root",
-            "1.0 / math.sqrt(self.head_dim)",
-            "1.0 / self.head_dim",
+            "math.sqrt(max(1, self.head_dim))",
+            "max(1, self.head_dim)",
             "known_faults",
         ),
         Mutant(
