@@ -661,3 +661,35 @@ def test_a_bias_of_zeros_and_ones_is_called_out():
     with pytest.warns(UserWarning, match="holds only 0 and 1"):
         attention(*qkv(queries=11), bias=torch.ones(11, 11).tril())
     attention(*qkv(queries=11), bias=torch.zeros(11, 11))
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_rounds_nothing_inside(backend, softcap, dtype):
+    q, k, v = (x.requires_grad_() for x in qkv(queries=11, dtype=dtype))
+    bits = []
+    for on in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+            output = attention(q, k, v, causal(), softcap=softcap, backend=backend)
+            grads = torch.autograd.grad(output.float().square().sum(), (q, k, v))
+            weights = attention_steps(AttentionCall(q, k, v, causal()))["weights"]
+        bits.append((output, *grads, weights))
+    for without, within in zip(*bits, strict=True):
+        assert without.dtype == within.dtype and torch.equal(without, within)
+
+
+def test_merge_gives_no_gradient_to_rows_that_no_part_sees():
+    outputs = draw(2, 1, 1, 2, 4).requires_grad_()
+    lses = torch.tensor([[[[1.0, -INF]]], [[[-INF, -INF]]]], requires_grad=True)
+    output, lse = merge(list(outputs), list(lses))
+    assert torch.equal(lse, torch.tensor([[[1.0, -INF]]]))
+    (output.sum() + lse[..., 0].sum()).backward()
+    assert torch.equal(lses.grad, torch.tensor([[[[1.0, 0.0]]], [[[0.0, 0.0]]]]))
+    assert outputs.grad.isfinite().all() and not outputs.grad[:, :, :, 1].any()
+
+
+@pytest.mark.parametrize("learnt", [False, True])
+def test_meta_tensors_have_shapes_with_and_without_gradients(backend, learnt):
+    q, k, v = (x.to("meta").requires_grad_(learnt) for x in qkv())
+    output, lse = attention(q, k, v, causal(), return_lse=True, backend=backend)
+    assert output.is_meta and output.shape == (2, 4, 7, 3) and lse.shape == (2, 4, 7)

@@ -253,3 +253,14 @@ def test_float32_meets_the_contract_at_four_thousand_keys() -> None:
         torch.testing.assert_close(
             getattr(got, name), getattr(want, name), rtol=tolerance(call), atol=0, msg=name
         )
+
+
+def test_autocast_rounds_nothing():
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(1, 3, 37, 8, generator=generator) for _ in range(3))
+    call = AttentionCall(q, k, v, masks.causal())
+    plain = head_statistics(call, map_cells=7)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        within = head_statistics(call, map_cells=7)
+    for name in ("entropy", "distance", "received", "cells", "gram", "bhattacharyya"):
+        assert torch.equal(getattr(plain, name), getattr(within, name)), name

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from headwise import backends
-from headwise.call import AttentionCall
+from headwise.call import AttentionCall, own_precision
 from headwise.intervals import CompiledMask, Mask, Sizes
 
 # Called with each call and its output. `headwise.watch` adds and removes them.
@@ -148,9 +148,11 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
                 f"wanted {tuple(outputs[0].shape)} and {tuple(outputs[0].shape[:-1])}"
             )
     all_lse = torch.stack(tuple(lses))
-    lse = torch.logsumexp(all_lse, dim=0)
-    # A part in which a row saw nothing weighs 0, also where every part is like that.
-    weights = torch.where(all_lse == -torch.inf, 0.0, torch.exp(all_lse - lse))
+    # A row that saw nothing in any part: −inf − (−inf) must not put NaN into its gradient.
+    empty = (all_lse == -torch.inf).all(0)
+    total_lse = torch.logsumexp(torch.where(empty, 0.0, all_lse), dim=0)
+    lse = torch.where(empty, -torch.inf, total_lse)
+    weights = torch.exp(all_lse - total_lse)  # 0 for a part in which a row saw nothing
     total = sum(
         torch.where(weight[..., None] == 0, 0.0, weight[..., None] * output.to(lse.dtype))
         for weight, output in zip(weights, outputs, strict=True)
@@ -162,6 +164,8 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
 def _plain(call: AttentionCall) -> bool:
     """Whether the backend may be called directly, without the operator's machinery."""
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
+        return False
+    if call.query.is_meta:  # shapes only: what the operator's fake kernel is for
         return False
     tensors = (call.query, call.key, call.value, call.bias, call.sinks)
     if any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors if t is not None):
@@ -176,7 +180,8 @@ def _forward(
     if 0 in shape or not call.key_length:
         output = call.query.new_zeros((*shape, call.value_dim))
         return output, call.query.new_full(shape, -torch.inf, dtype=call.accumulate_dtype)
-    output, lse = chosen.forward(call, seed, need_lse)
+    with own_precision(call.query.device):
+        output, lse = chosen.forward(call, seed, need_lse)
     return output, output.new_empty(0) if lse is None else lse
 
 
@@ -266,9 +271,10 @@ def _backward(
         grads: dict[str, Tensor] = {}
     else:
         drawn = None if seed is None else int(seed)
-        grads = backends.get(backend).backward(
-            call, drawn, output, lse, grad_output, grad_lse, need_bias
-        )
+        with own_precision(query.device):
+            grads = backends.get(backend).backward(
+                call, drawn, output, lse, grad_output, grad_lse, need_bias
+            )
     # What has no gradient to give is an empty tensor: an operator returns tensors only.
     results = []
     for name, tensor in like.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -234,6 +235,13 @@ class AttentionCall:
                 "select keys use mask=keep(bias > 0) or mask=hide(bias > 0)",
                 stacklevel=5,
             )
+
+
+def own_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast off: inside, float32 is a decision, and autocast would round products to half."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _looks_like_selection(bias: Tensor) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.call import AttentionCall
+from headwise.call import AttentionCall, own_precision
 
 ALL = slice(None)
 
@@ -34,6 +34,11 @@ def attention_steps(call: AttentionCall) -> dict[str, Tensor]:
     the definition. `lse` (B, Hq, L) is natural and counts the sink logit; a row with no key has
     lse −inf, weights 0 and output 0.
     """
+    with own_precision(call.query.device):
+        return _steps(call)
+
+
+def _steps(call: AttentionCall) -> dict[str, Tensor]:
     steps = _score_steps(call)
     final = steps["masked"]
     top = (
@@ -61,7 +66,8 @@ def attention_steps(call: AttentionCall) -> dict[str, Tensor]:
 
 def scores(call: AttentionCall, rows: slice = ALL, keys: slice = ALL) -> Tensor:
     """A tile's final scores (B, Hq, rows, keys), −inf at hidden keys. Sinks are not in them."""
-    return _score_steps(call.part(rows, keys))["masked"]
+    with own_precision(call.query.device):
+        return _score_steps(call.part(rows, keys))["masked"]
 
 
 def _score_steps(call: AttentionCall) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headwise.call import AttentionCall
+from headwise.call import AttentionCall, own_precision
 from headwise.masks import Mask
 from headwise.statistics.bounds import Cost, entropy_lower_bound, low_rank_note, measure_cost
 from headwise.statistics.interface import Job, Sums, wide_dtype
@@ -143,8 +143,11 @@ def head_statistics(
         "query_positions": query_positions,
         "key_positions": key_positions,
     }
-    jobs = prepare(call, options, declared=declared, block=block, top=top, pairs=pairs, tile=tile)
-    return _join(call, [_finish(job, stream(job)) for job in jobs], block)
+    with own_precision(call.query.device):
+        jobs = prepare(
+            call, options, declared=declared, block=block, top=top, pairs=pairs, tile=tile
+        )
+        return _join(call, [_finish(job, stream(job)) for job in jobs], block)
 
 
 def _finish(job: Job, sums: Sums) -> dict[str, Tensor | None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.call import AttentionCall
+from headwise.call import AttentionCall, own_precision
 from headwise.masks import Mask
 from headwise.statistics.interface import Job, wide_dtype
 from headwise.statistics.jobs import prepare
@@ -81,7 +81,8 @@ def sampled_statistics(
         counted = job.sight.active.any(0).nonzero().flatten()
         chosen = torch.randperm(counted.shape[0], generator=draw)[:sampled].sort().values
         rows = counted[chosen.to(counted.device)]
-        items.append(_estimate(job, rows, counted.shape[0]))
+        with own_precision(call.query.device):
+            items.append(_estimate(job, rows, counted.shape[0]))
         taken.append(rows.shape[0])
         of.append(counted.shape[0])
     estimates = {
