@@ -1,5 +1,6 @@
 """The command as a person meets it: what it prints, what it writes, how it fails."""
 
+import io
 import os
 import subprocess
 import sys
@@ -265,3 +266,48 @@ def test_bad_input_of_check_is_one_line(run, args, message):
     assert done.returncode == 2
     assert message in done.stderr and done.stderr.count("\n") == 1
     assert files(run.place) == set()
+
+
+def test_brackets_in_a_path_are_printed_as_they_are(run):
+    done = run("report", "toymodel:make", "--out", "a[draft].html")
+    assert done.returncode == 0 and "wrote a[draft].html" in done.stdout
+    assert files(run.place) == {"a[draft].html"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("toymodel:make", "--out", "x", "--records", "./x"), "--out and --records are both x"),
+        (("--from", "r", "--out", "r"), "--out and --from are both r; give each a file"),
+        (("--from", "r", "--records", "q"), "runs nothing; leave out --records"),
+        (("--from", "r", "--dtype", "float16"), "runs nothing; leave out --dtype"),
+        (("--from", "r", "--link", "a -> b"), "runs nothing; leave out --link"),
+        (("smollm2", "--from", "r", "--text", "a"), "leave out smollm2, --text"),
+    ],
+)
+def test_no_file_is_lost_and_no_option_ignored(run, args, message):
+    (run.place / "r").write_text("kept")
+    done = run("report", *args)
+    assert done.returncode == 2 and message in done.stderr
+    assert (run.place / "r").read_text() == "kept" and files(run.place) == {"r"}
+
+
+def test_standard_input_that_is_no_text_is_one_clear_line(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\xff")))
+    done = run("report", "toymodel:make", "--file", "-")
+    assert done.returncode == 2 and "standard input: not UTF-8 text (byte 3)" in done.stderr
+    monkeypatch.setattr(sys, "stdin", None)
+    done = run("report", "toymodel:make", "--file", "-")
+    assert done.returncode == 2 and "standard input is closed" in done.stderr
+
+
+def test_records_from_elsewhere_cannot_steer_the_terminal(run):
+    assert run("report", "toymodel:make", "--records", "r.jsonl").returncode == 0
+    records = read(run.place / "r.jsonl")
+    odd = {"model": "\x1b[2Jx", "note": "\x1b]0;t\x07", "not_caught": ["\x1b[31m"]}
+    write(
+        run.place / "odd.jsonl",
+        [Record(r.kind, r.where, {**r.values, **odd}) if r.kind == "run" else r for r in records],
+    )
+    done = run("report", "--from", "odd.jsonl")
+    assert done.returncode == 0 and "\x1b" not in done.stdout and "\\x1b[2Jx" in done.stdout

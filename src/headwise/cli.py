@@ -82,7 +82,9 @@ def report(
     from headwise.report import write_report
     from headwise.terminal import print_summary
 
-    _one_input(model, from_, text=text, file=file, image=image, audio=audio)
+    inputs = {"text": text, "file": file, "image": image, "audio": audio}
+    _one_input(model, from_, **inputs, link=link, records=records, dtype=dtype)
+    _apart(out=out, records=records, from_=from_)
     for path in (out, records):
         if path is not None:
             check_writable(path)
@@ -94,23 +96,49 @@ def report(
         if file is not None:
             from headwise.models import read_text
 
-            given["text"] = sys.stdin.read() if file == "-" else read_text(file)
+            given["text"] = _read_stdin() if file == "-" else read_text(file)
         found = _examine(model, given, _links(link), dtype, device)
         if records is not None:
             write(records, found)
     write_report(found, out)
     console = _console()
     print_summary(console, found)
-    console.print(f"wrote {out}" + (f" and {records}" if records else ""), highlight=False)
+    # Not markup: a path may hold [brackets].
+    line = f"wrote {out}" + (f" and {records}" if records else "")
+    console.print(line, highlight=False, markup=False)
+
+
+def _read_stdin() -> str:
+    """What `read_text` is for a file: UTF-8, whatever the terminal's encoding is."""
+    if sys.stdin is None:
+        raise BadInput("--file -: standard input is closed; pipe a text into it")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(
+            f"standard input: not UTF-8 text (byte {error.start}); convert it first"
+        ) from None
+
+
+def _apart(**paths: Path | None) -> None:
+    """One file is never written over another of the same run."""
+    known: dict[Path, str] = {}
+    for name, path in paths.items():
+        option = "--" + name.rstrip("_")
+        if path is not None and known.setdefault(path.resolve(), option) != option:
+            raise BadInput(
+                f"report: {known[path.resolve()]} and {option} are both {path}; "
+                "give each a file of its own"
+            )
 
 
 def _one_input(model: str | None, from_: Path | None, **inputs: Any) -> None:
-    named = [f"--{name}" for name, value in inputs.items() if value is not None]
+    named = [f"--{name}" for name, value in inputs.items() if value is not None and value != []]
     if from_ is not None:
         if model is not None or named:
             raise BadInput(
                 f"report: --from draws old records and runs nothing; leave out "
-                f"{', '.join([model] if model else named)}"
+                f"{', '.join([model, *named] if model else named)}"
             )
     elif model is None:
         raise BadInput("report: name a model (see headwise models), or --from RECORDS")
@@ -307,7 +335,7 @@ def _working(first: str) -> Iterator[_Work]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

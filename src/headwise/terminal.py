@@ -22,31 +22,33 @@ def print_summary(console: Console, records: Sequence[Record]) -> None:
     from rich.text import Text
 
     run = next(record for record in records if record.kind == "run").values
+    # Records may come from anywhere: no text of theirs may steer the terminal.
     caught = [record for record in records if record.kind == "attention"]
     shape = f"{len(caught)} attention modules, {sum(r.values['heads'] for r in caught)} heads"
     lengths = sorted({r.values["queries"] for r in caught})
     console.print(
         Text.assemble(
-            (str(run["model"]), "bold"),
+            (_printable(run.get("model") or "a model"), "bold"),
             f"  {shape}, {' and '.join(f'{n:,}' for n in lengths)} positions, "
-            f"{run.get('dtype', '')} on {run.get('device', '')}, {run.get('seconds', 0):.1f} s",
+            f"{_printable(run.get('dtype', ''))} on {_printable(run.get('device', ''))}, "
+            f"{float(run.get('seconds') or 0):.1f} s",
         )
     )
     if run.get("note"):
-        console.print(Text(str(run["note"])))
+        console.print(Text(_printable(run["note"])))
     for line in run.get("not_caught", []):
-        console.print(Text(f"not caught: {line}", style="yellow"))
+        console.print(Text(f"not caught: {_printable(line)}", style="yellow"))
 
     labels = Counter(
         label for r in records if r.kind == "head" for label in r.values.get("labels", [])
     )
     heads = sum(record.kind == "head" for record in records)
     if labels:
-        words = ", ".join(f"{count} {name}" for name, count in labels.most_common())
+        words = ", ".join(f"{count} {_printable(name)}" for name, count in labels.most_common())
         console.print(Text(f"of {heads} heads: {words}"))
 
     where = {record.where["id"]: record.values for record in caught}
-    asked = [r for r in records if r.kind == "link" and r.values["asked"]]
+    asked = [r for r in records if r.kind == "link" and r.values.get("asked")]
     for pair in dict.fromkeys((r.values["query_token"], r.values["key_token"]) for r in asked):
         mine = [r for r in asked if (r.values["query_token"], r.values["key_token"]) == pair]
         best = mine[0]
@@ -61,7 +63,7 @@ def print_summary(console: Console, records: Sequence[Record]) -> None:
         if rest:
             console.print(Text(f"  then {rest}"))
 
-    links = [r for r in records if r.kind == "link" and not r.values["asked"]][:LINKS_LISTED]
+    links = [r for r in records if r.kind == "link" and not r.values.get("asked")][:LINKS_LISTED]
     if links:
         table = Table(title="strongest links", title_justify="left", box=None, pad_edge=False)
         for name in ("query", "reads key", "head", "weight"):
@@ -139,10 +141,14 @@ def _head_name(record: Record, where: dict) -> str:
     words = f"layer {values.get('layer', '?')} head {record.where['head']}"
     stack, kind = values.get("stack") or "", values.get("attention", "self")
     extra = " ".join(word for word in (stack, "cross" if kind == "cross" else "") if word)
-    return f"{extra} {words}" if extra else words
+    return _printable(f"{extra} {words}" if extra else words)
 
 
 def _shown(token: object) -> str:
     """A token in quotes, its control characters made visible and its length bounded."""
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(token))
+    text = _printable(token)
     return f"“{text if len(text) <= 24 else text[:23] + '…'}”"
+
+
+def _printable(value: object) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))

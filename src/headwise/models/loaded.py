@@ -117,8 +117,9 @@ class Loaded:
         for name in given:
             if name not in self.takes:
                 wanted = " and ".join(f"--{kind}" for kind in self.takes) or "no input"
+                kind = "an" if self.kind[0] in "aeiou" else "a"
                 raise BadInput(
-                    f"{self.name} is a {self.kind} model and takes {wanted}, not --{name}"
+                    f"{self.name} is {kind} {self.kind} model and takes {wanted}, not --{name}"
                 )
         return self.preparer(self.model, **given).to(self.device)
 

@@ -188,13 +188,13 @@ def check_length(count: int, limit: int | None, what: str) -> None:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file.
+    """The text of a UTF-8 file, without a byte order mark.
 
     Raises:
         BadInput: the file cannot be read, or is not UTF-8.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: not UTF-8 text (byte {error.start}); convert it first") from None
     except OSError as error:
