@@ -462,6 +462,23 @@ def test_decoding_after_padding_goes_on_from_the_real_tokens(name, side):
             assert_near(got, alone, terms=16)
 
 
+@pytest.mark.parametrize("name", ["rotary", "t5"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_all_keys_may_be_given_with_each_chunk(name, side):
+    layer, x = placed(name), draw(2, 6, 16)
+    real = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]).bool()
+    real = real if side == "left" else real.flip(1)
+    cache = layer.make_cache(2, 6)
+    with torch.no_grad():
+        whole = layer(x, mask=causal() & padding(real))
+        parts = [
+            layer(x[:, i : i + 3], mask=causal() & padding(real[:, : i + 3]), cache=cache)
+            for i in (0, 3)
+        ]
+    assert cache.next_position.tolist() == [4, 6]
+    assert_near(torch.cat(parts, 1)[real], whole[real], terms=16)
+
+
 @pytest.mark.parametrize("name", ["rotary", "alibi", "t5"])
 def test_given_positions_replace_counting(name):
     layer, x = placed(name), draw(2, 5, 16)

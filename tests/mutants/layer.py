@@ -206,7 +206,7 @@ LAYER = [
             "a layer's window drops the mask",
             "own if mask is None else own & mask",
             "own",
-            "layer::test_a_window_needs_only_a_rolling_cache layer",
+            "layer::test_a_rolling_cache_remembers_padding_and_positions",
         ),
         Mutant(
             "dropout in eval",
@@ -225,9 +225,7 @@ LAYER = [
             "new tokens take the flags of the first",
             "real[:, keys - length :]",
             "real[:, :length]",
-            "layer::test_decoding_after_padding_goes_on_from_the_real_tokens "
-            "layer::test_a_rolling_cache_remembers_padding_and_positions "
-            "layer",
+            "layer::test_padding_of_all_keys_may_be_given_with_each_chunk",
         ),
         Mutant(
             "values are made of the key context",
