@@ -10,10 +10,11 @@ import pytest
 from headwise.checks.bare import BARE_CHECKS, for_attention
 from headwise.checks.causes import FIXES
 from headwise.record import Record
-from zoo.layer_modules import LAYERS
-from zoo.layers import FUNCTIONS, Entry
+from zoo.layers import MASKS, Entry
+from zoo.layers_modules import LAYERS
+from zoo.layers_values import VALUES
 
-ENTRIES = [*FUNCTIONS, *LAYERS]
+ENTRIES = [*MASKS, *VALUES, *LAYERS]
 # Twins serve several faults; each is checked once.
 TWINS = {
     (id(entry.twin), id(entry.signature)): pytest.param(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headwise.checks import bare_masks, bare_values
+from headwise.checks import bare_gradients, bare_masks, bare_values
 from headwise.checks.bare_cases import Bare
 from headwise.checks.bare_trials import Check, Trial, make_case, told
 from headwise.checks.finding import FAILED, NotRunnable, not_run
@@ -27,7 +27,7 @@ BARE_CHECKS: dict[str, Check] = {
     "broadcast": bare_masks.broadcast,
     "shapes": bare_values.shapes,
     "agreement": bare_values.agreement,
-    "gradients": bare_values.gradients,
+    "gradients": bare_gradients.gradients,
     "eval": bare_values.evaluation,
 }
 
@@ -38,8 +38,8 @@ def for_attention(
     """Every check against an attention function or layer, one record a check.
 
     Args:
-        fn: a function fn(query, key, value, ...) or a layer; an `nn.Module` is copied, set to eval
-            and left as it was.
+        fn: a function fn(query, key, value, ...) or a layer; an `nn.Module` is copied to the
+            CPU, set to eval there, and left as it was.
         signature: how it is called and what it promises: `Signature(...)`, or a ready one
             (`torch_sdpa()`, `torch_mha(module)`, `headwise_attention()`, `headwise_layer(layer)`).
         only: names of checks to run; None runs all (`BARE_CHECKS`).

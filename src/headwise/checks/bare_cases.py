@@ -77,11 +77,11 @@ class Bare:
         self.dtype = torch.float64  # what the checks run in; `for_attention` may lower it
 
     def at(self, dtype: torch.dtype) -> Callable[..., Any]:
-        """The thing in `dtype`: a copy of a module, never the caller's own."""
+        """The thing in `dtype`: of a module a copy on the CPU, never the caller's own."""
         if not isinstance(self.fn, nn.Module):
             return self.fn
         if dtype not in self._at:
-            self._at[dtype] = copy.deepcopy(self.fn).to(dtype).eval()
+            self._at[dtype] = copy.deepcopy(self.fn).to("cpu", dtype).eval()
         return self._at[dtype]
 
     def exact(self, dtype: torch.dtype) -> Any:

@@ -1,18 +1,17 @@
-"""Checks of what a bare attention function computes: shapes, agreement, gradients, eval, batch."""
+"""Checks of what a bare attention function computes: shapes, agreement, eval, batch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.gradcheck import GradcheckError
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from headwise.checks.bare_cases import Bare, Case
 from headwise.checks.bare_masks import table
 from headwise.checks.bare_trials import Trial, changed, make_case, response, still
-from headwise.checks.finding import NotRunnable, failed, passed, size_of
+from headwise.checks.finding import NotRunnable, failed, passed
 from headwise.record import Record
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -170,6 +169,8 @@ def _battery(bare: Bare) -> list[tuple[str, Case]]:
         cases["as many key heads"] = make_case(bare, 2, 5, 7)
         if signature.value_dim is not None:
             cases["wider values"] = make_case(bare, 2, 5, 7, value_dim=signature.value_dim)
+        # Another number of heads tells √(heads·head_dim) from head_dim.
+        cases["two heads more"] = make_case(bare, 2, 5, 7, heads=signature.heads + 2)
     elif signature.rectangular:
         cases["self-attention"] = make_case(bare, 2, 5)
     draw = torch.Generator().manual_seed(5)
@@ -201,105 +202,6 @@ def _battery(bare: Bare) -> list[tuple[str, Case]]:
         if "mask" in cases:
             cases["sinks and mask"] = cases["mask"].but(sinks=sinks)
     return list(cases.items())
-
-
-# --- gradients -----------------------------------------------------------------------------------
-
-
-def gradients(bare: Bare) -> Record:
-    """gradcheck in float64; all finite; a row with no key gives and takes none."""
-    trial, signature = Trial(bare, "gradients"), bare.signature
-    if bare.dtype != torch.float64:
-        raise NotRunnable("float64 is not taken, and gradcheck needs it")
-    keys = 4 if signature.rectangular else None
-    case = make_case(bare, 1, 3, keys, kv_heads=signature.kv)
-    if not _differentiable(bare, case):
-        raise NotRunnable("the output carries no gradient")
-    with trial.trying("gradcheck, 3 queries"):
-        _gradcheck(trial, case, "gradcheck")
-    if signature.mask is not None:
-        grid = table(3, case.sizes[2], signature.causal or "end")
-        masked = case.but(visible=grid, axes=signature.mask_axes[0])
-        with trial.trying("gradcheck with a mask"):
-            _gradcheck(trial, masked, "gradcheck with a mask")
-        with trial.trying("a row with no key"):
-            _empty_row(trial, case)
-    elif signature.causal == "end" and signature.rectangular:
-        with trial.trying("a row with no key"):
-            _empty_row(trial, make_case(bare, 1, 4, 2, kv_heads=signature.kv, causal=True))
-    else:
-        trial.notes.append("no mask argument: no row can be left without a key")
-    return trial.record("gradients equal finite differences, and are finite", trial.suspect)
-
-
-def _leaves(bare: Bare, case: Case) -> dict[str, Tensor]:
-    """The tensors that one can take a gradient of, by name."""
-    names = ["query", "key", "value"]
-    if case.own:
-        names = ["query"]
-    elif not bare.signature.is_function and bare.signature.inputs == "context":
-        names = ["query", "key"]  # one context gives keys and values
-    return {name: getattr(case, name).clone().requires_grad_() for name in names}
-
-
-def _placed(case: Case, leaves: dict[str, Tensor]) -> Case:
-    """The case with these tensors in the place of its own."""
-    query = leaves["query"]
-    key = query if case.own else leaves["key"]
-    return case.but(query=query, key=key, value=leaves.get("value", key))
-
-
-def _differentiable(bare: Bare, case: Case) -> bool:
-    return bare.call(_placed(case, _leaves(bare, case)), grad=True).requires_grad
-
-
-def _gradcheck(trial: Trial, case: Case, words: str) -> None:
-    leaves = _leaves(trial.bare, case)
-
-    def run(*tensors: Tensor) -> Tensor:
-        given = dict(zip(leaves, tensors, strict=True))
-        return trial.bare.call(_placed(case, given), grad=True)
-
-    try:
-        # Fast mode compares random projections of the Jacobian: any wrong entry shows in them.
-        torch.autograd.gradcheck(run, tuple(leaves.values()), fast_mode=True)
-    except GradcheckError as error:
-        output = run(*leaves.values())
-        pull = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
-        found = torch.autograd.grad((output * pull).sum(), list(leaves.values()), allow_unused=True)
-        cut = [n for n, g in zip(leaves, found, strict=True) if g is None or not bool(g.any())]
-        why = " ".join(str(error).split())[:200]
-        if cut:
-            why = f"{len(cut)} of {len(leaves)} inputs get no gradient: {', '.join(cut)}"
-            trial.suspect = "gradient-cut"
-        trial.wrong.append((f"{words}: {why}", 0.0))
-
-
-def _empty_row(trial: Trial, case: Case) -> None:
-    """Query 0 sees no key: nothing becomes NaN, and that query gets no gradient."""
-    bare = trial.bare
-    if bare.signature.empty_rows == "nan":
-        trial.notes.append("rows with no key are declared not to give zeros: not tried")
-        return
-    if not (bool((~bare.declared(case).any(-1)).any())):
-        grid = torch.ones(1, 1, case.sizes[1], case.sizes[2], dtype=torch.bool)
-        grid[:, :, 0] = False
-        case = case.but(visible=grid, axes=bare.signature.mask_axes[0])
-    trial.observed.append((case, bare.call(case)))
-    leaves = _leaves(bare, case)
-    output = bare.call(_placed(case, leaves), grad=True)
-    weights = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
-    found = torch.autograd.grad((output * weights)[..., 1:, :].sum(), list(leaves.values()))
-    for (name, _), grad in zip(leaves.items(), found, strict=True):
-        if not bool(grad.isfinite().all()):
-            count = int((~grad.isfinite()).sum())
-            trial.wrong.append(
-                (f"query 0 sees no key: {count} of {grad.numel()} gradients of {name} are NaN", 0.0)
-            )
-            trial.suspect = "nan-from-empty-row"
-        elif name == "query" and not case.own and bool((grad[..., 0, :] != 0).any()):
-            size = size_of(grad[..., 0, :])
-            trial.wrong.append((f"query 0 sees no key but has a gradient of {size:.3g}", size))
 
 
 # --- eval and batch ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.checks import faults
+from headwise.checks import faults, faults_mask
 from headwise.checks.bare_cases import Bare, Case, bound, definition
 from headwise.checks.faults import Result, masked, scaled, weighed, with_projections
 
@@ -89,28 +89,45 @@ class Fault:
         return FIXES[self.cause]
 
 
+def matching(
+    bare: Bare, observed: Sequence[tuple[Case, Tensor]], dtype: torch.dtype
+) -> list[Fault]:
+    """The faults whose results are all the observed ones, and not everywhere the right ones.
+
+    observed: (case, output) pairs in `dtype`, of one check; sound results among them narrow the
+        choice down. Code that computes in float32 inside is matched to float32's bounds.
+    """
+    for precision in dict.fromkeys((dtype, torch.float32)):
+        truths = []
+        for case, output in observed:
+            wanted, limit = truth(bare, case, dtype, precision)
+            truths.append((case, output.double(), wanted, limit))
+        if all(near(output, wanted, limit) for _, output, wanted, limit in truths):
+            return []
+        found = [fault for fault in FAULTS if all(_fits(bare, fault, one, dtype) for one in truths)]
+        if found:
+            return found
+    return []
+
+
 def name_fault(
     bare: Bare, observed: Sequence[tuple[Case, Tensor]], dtype: torch.dtype
 ) -> Fault | None:
-    """The first fault whose results are all the observed ones, and not everywhere the right ones.
+    """The first of `matching`."""
+    found = matching(bare, observed, dtype)
+    return found[0] if found else None
 
-    observed: (case, output) pairs in `dtype`, of one check; sound results among them narrow the
-        choice down.
+
+def truth(
+    bare: Bare, case: Case, dtype: torch.dtype, precision: torch.dtype | None = None
+) -> tuple[Tensor, float]:
+    """The right output for inputs in `dtype`, and how far one computed in `precision` may be off.
+
+    `precision` None: that of `dtype`.
     """
-    truths = [(case, output.double(), *truth(bare, case, dtype)) for case, output in observed]
-    if all(near(output, wanted, limit) for _, output, wanted, limit in truths):
-        return None
-    for fault in FAULTS:
-        if all(_fits(bare, fault, found, dtype) for found in truths):
-            return fault
-    return None
-
-
-def truth(bare: Bare, case: Case, dtype: torch.dtype) -> tuple[Tensor, float]:
-    """The right output of a case, and how far one computed in `dtype` may be from it."""
     wanted, call = definition(bare, case, dtype)
     width = 1 if wanted.dim() == 4 else wanted.shape[-1]
-    return wanted, bound(call, wanted, dtype, width)
+    return wanted, bound(call, wanted, dtype if precision is None else precision, width)
 
 
 def near(one: Tensor, two: Tensor, limit: float) -> bool:
@@ -221,23 +238,23 @@ _HEADS = (
 
 _ADDED = "mask is added to the scores: it hides nothing"
 _MASKS = (
-    _call("top-left-causal", "causality stands at the first key", faults.aligned("start")),
-    _call("bottom-right-causal", "causality stands at the last key", faults.aligned("end")),
-    _call("window-off-by-one", "the window is one key too long", faults.wider(1)),
-    _call("window-off-by-one", "the window is one key too short", faults.wider(-1)),
-    _call("window-ignored", "the window is ignored", faults.window_ignored),
-    _call("causal-flag-in-cross", "causal where none was declared", faults.causal_anyway),
-    _call("future-leak", "no causal mask where one was declared", faults.causal_lost),
-    _call("causal-off-by-one", "a query does not see its own key", faults.strictly_causal),
-    _call("mask-polarity", "the mask is read inverted", faults.inverted),
-    _call("mask-polarity", "the mask is inverted, the padding not", faults.mask_only_inverted),
-    _call("mask-ignored", "the mask is ignored", faults.unmasked),
-    _call("float-mask-added", f"a 0/1 {_ADDED}", faults.mask_added(1.0)),
-    _call("float-mask-added", f"a 0/−1 {_ADDED}", faults.mask_added(-1.0)),
-    _call("mask-wrong-axis", "the batch axis is laid over the queries", faults.batch_axis_lost),
-    _call("mask-wrong-axis", "every sample gets the mask of sample 0", faults.first_sample),
-    _call("mask-wrong-axis", "every head gets the mask of head 0", faults.first_head),
-    _call("mask-wrong-axis", "batch and heads are exchanged", faults.heads_as_batch),
+    _call("top-left-causal", "causality stands at the first key", faults_mask.aligned("start")),
+    _call("bottom-right-causal", "causality stands at the last key", faults_mask.aligned("end")),
+    _call("window-off-by-one", "the window is one key too long", faults_mask.wider(1)),
+    _call("window-off-by-one", "the window is one key too short", faults_mask.wider(-1)),
+    _call("window-ignored", "the window is ignored", faults_mask.window_ignored),
+    _call("causal-flag-in-cross", "causal where none was declared", faults_mask.causal_anyway),
+    _call("future-leak", "no causal mask where one was declared", faults_mask.causal_lost),
+    _call("causal-off-by-one", "a query does not see its own key", faults_mask.strictly_causal),
+    _call("mask-polarity", "the mask is read inverted", faults_mask.inverted),
+    _call("mask-polarity", "the mask is inverted, the padding not", faults_mask.mask_only_inverted),
+    _call("mask-ignored", "the mask is ignored", faults_mask.unmasked),
+    _call("float-mask-added", f"a 0/1 {_ADDED}", faults_mask.mask_added(1.0)),
+    _call("float-mask-added", f"a 0/−1 {_ADDED}", faults_mask.mask_added(-1.0)),
+    _call("mask-wrong-axis", "its batch axis is laid over queries", faults_mask.batch_axis_lost),
+    _call("mask-wrong-axis", "every sample gets the mask of sample 0", faults_mask.first_sample),
+    _call("mask-wrong-axis", "every head gets the mask of head 0", faults_mask.first_head),
+    _call("mask-wrong-axis", "batch and heads are exchanged", faults_mask.heads_as_batch),
 )
 
 _SOFTMAXES = (
