@@ -149,12 +149,6 @@ CALLS = [
         {"cache": MHA(8, 2).make_cache(2, 9)},
         r"changes the rotary base as the text grows, but cached keys were turned with the old one",
     ),
-    (
-        MHA(8, 2, position=RelativeBias(4)),
-        (zeros(2, 5, 8),),
-        {},
-        "built for num_heads=4, the layer has num_heads=2",
-    ),
 ]
 
 
@@ -195,3 +189,30 @@ def test_a_correct_call_of_each_kind_passes():
         assert MHA(8, 2, vdim=4)(x, (zeros(2, 3, 8), zeros(2, 3, 4))).shape == x.shape
         fits = MHA(8, 2, options=AttentionOptions(window=4))
         assert fits(x, cache=RollingKVCache(2, 2, 4, 4)).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"position": "rotary"}, TypeError, "position is Rotary.* or None, got 'rotary'"),
+        ({"position": Rotary}, TypeError, "position is Rotary.*, got <class"),
+        ({"position": RelativeBias(4)}, ValueError, "has num_heads=4, the layer has num_heads=2"),
+        ({"options": {"sinks": True}}, TypeError, "options is AttentionOptions.*, got dict"),
+    ],
+)
+def test_parts_of_another_kind_fail_where_the_layer_is_built(options, error, message):
+    with pytest.raises(error, match=message):
+        MHA(8, 2, **options)
+
+
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [
+        (causal(), r"context is a mask \(_Band\); pass mask= by name"),
+        ((zeros(2, 5, 8),) * 3, "context is one tensor, a pair .*; got a tuple of 3"),
+        ("abc", "got a str"),
+    ],
+)
+def test_a_context_of_another_kind_is_named(context, message):
+    with pytest.raises(TypeError, match=message):
+        MHA(8, 2)(zeros(2, 5, 8), context)

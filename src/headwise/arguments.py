@@ -8,13 +8,31 @@ from torch import Tensor
 
 from headwise.cache import KVCache, RollingKVCache
 from headwise.intervals import Mask
-from headwise.options import Context, ProjectedContext
-from headwise.positions import Rotary
+from headwise.options import AttentionOptions, Context, ProjectedContext
+from headwise.positions import ALiBi, RelativeBias, Rotary
 
 if TYPE_CHECKING:
     from headwise.layer import MultiHeadAttention
 
 Cache = KVCache | RollingKVCache
+
+
+def check_parts(num_heads: int, position: object, options: object) -> None:
+    """What a layer is built with; else it would fail only at its first call."""
+    if position is not None and not isinstance(position, Rotary | ALiBi | RelativeBias):
+        raise TypeError(
+            "MultiHeadAttention: position is Rotary(...), ALiBi(...), RelativeBias(...) or None, "
+            f"got {position!r}"
+        )
+    if isinstance(position, RelativeBias) and position.num_heads != num_heads:
+        raise ValueError(
+            f"MultiHeadAttention: position=RelativeBias has num_heads={position.num_heads}, the "
+            f"layer has num_heads={num_heads}"
+        )
+    if not isinstance(options, AttentionOptions):
+        raise TypeError(
+            f"MultiHeadAttention: options is AttentionOptions(...), got {type(options).__name__}"
+        )
 
 
 def check_arguments(
@@ -35,6 +53,10 @@ def check_arguments(
     if context is None:
         _check_self_attention(layer, x, cache, positions)
         return
+    if isinstance(context, Mask):
+        raise TypeError(
+            f"MultiHeadAttention: context is a mask ({type(context).__name__}); pass mask= by name"
+        )
     given = {
         f"position={type(layer.position).__name__}": layer.position,
         "options.window": layer.options.window,
@@ -114,6 +136,13 @@ def context_pair(
             )
         _check_tokens("context", context, "kdim", layer.kdim)
         return context, context
+    given: object = context  # what the annotation says is not what everybody passes
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        count = f" of {len(given)}" if isinstance(given, tuple | list) else ""
+        raise TypeError(
+            "MultiHeadAttention: context is one tensor, a pair (key context, value context) or "
+            f"what project_context returned; got a {type(given).__name__}{count}"
+        )
     keys, values = context
     _check_tokens("key context", keys, "kdim", layer.kdim)
     _check_tokens("value context", values, "vdim", layer.vdim)

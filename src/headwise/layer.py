@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from headwise.arguments import Cache, check_arguments, context_pair
+from headwise.arguments import Cache, check_arguments, check_parts, context_pair
 from headwise.attention import attention
 from headwise.cache import KVCache, RollingKVCache
 from headwise.call import AttentionCall
@@ -54,6 +54,7 @@ class MultiHeadAttention(nn.Module):
 
     Raises:
         ValueError: head counts or widths that do not fit, with the numbers.
+        TypeError: a position or options of another class.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         options = AttentionOptions() if options is None else options
+        check_parts(num_heads, position, options)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         check_heads(embed_dim, num_heads, num_kv_heads, head_dim)
         if not 0.0 <= dropout < 1.0:
