@@ -79,17 +79,20 @@ def examine(
 def records_of(seen: Seen, *, tokens: Sequence[str] | None = None) -> list[Record]:
     """The records of calls that a watch kept, for a page or a notebook.
 
-    `tokens` names the positions of the first batch element; without it they are numbered.
+    `tokens` names the positions of the first batch element; without it they are numbered. Calls
+    of other lengths (another text, steps of a generation) are numbered on axes of their own, and
+    calls that hold no pair of tokens are named as left out.
     """
+    calls = [c for c in seen if c.call.batch and c.call.query_length and c.call.key_length]
     axes: dict[str, dict[str, Any]] = {}
     stacks: dict[str, str] = {}
-    for item in seen:
+    for item in calls:
         queries, keys = item.call.query_length, item.call.key_length
         name = f"{item.stack or 'sequence'}"
         if item.kind == "self":
             stacks[item.stack] = name
             axes.setdefault(name, number_axis(max(queries, keys), tokens))
-    for item in seen:
+    for item in calls:
         if item.kind == "cross" and "encoder" not in stacks:
             stacks["encoder"] = "context"
             axes["context"] = number_axis(item.call.key_length, None)
@@ -97,18 +100,20 @@ def records_of(seen: Seen, *, tokens: Sequence[str] | None = None) -> list[Recor
             stacks[item.stack] = item.stack or "sequence"
             axes.setdefault(stacks[item.stack], number_axis(item.call.query_length, tokens))
     taker = _Taker(Inputs("module", axes, stacks), None, 64, None)
-    for item in seen:
+    taker.more_axes = axes
+    for item in calls:
         taker.take(item)
-    run = Record(
-        "run", {}, {**_versions(), "model": seen.model_name, "not_caught": list(seen.not_caught)}
-    )
+    left_out = list(seen.not_caught)
+    if len(calls) < len(seen):
+        left_out.append(f"{len(seen) - len(calls)} calls without tokens: nothing to draw")
+    run = Record("run", {}, {**_versions(), "model": seen.model_name, "not_caught": left_out})
     shown = [Record("axis", {"axis": name}, values) for name, values in axes.items()]
     return [run, *shown, *taker.records, *taker.link_records()]
 
 
-def number_axis(length: int, tokens: Sequence[str] | None) -> dict[str, Any]:
-    """An axis of plain positions, named by `tokens` where there is one for each."""
-    names = [str(i) for i in range(length)]
+def number_axis(length: int, tokens: Sequence[str] | None, first: int = 0) -> dict[str, Any]:
+    """An axis of plain positions from `first` on, named by `tokens` where there is one for each."""
+    names = [str(i) for i in range(first, first + length)]
     if tokens is not None and len(tokens) == length:
         names = [str(token) for token in tokens]
     starts, text = [], ""
@@ -139,6 +144,8 @@ class _Taker:
     asked: list[Asked] = field(default_factory=list)
     strongest: StrongestLinks = field(default_factory=StrongestLinks)
     causal_stacks: frozenset[str] = frozenset()
+    # Where axes may be added for calls whose lengths are not those of the input.
+    more_axes: dict[str, dict[str, Any]] | None = None
     taken: int = 0
 
     def take(self, item: SeenCall) -> None:
@@ -178,7 +185,20 @@ class _Taker:
     def _axes(self, item: SeenCall) -> tuple[str, str]:
         stacks = self.inputs.stacks
         query = stacks.get(item.stack) or next(iter(stacks.values()), "sequence")
-        return query, stacks.get("encoder", query) if item.kind == "cross" else query
+        key = stacks.get("encoder", query) if item.kind == "cross" else query
+        queries, keys = item.call.query_length, item.call.key_length
+        before = max(0, keys - queries) if item.kind == "self" else 0
+        return self._sized(query, before, queries), self._sized(key, 0, keys)
+
+    def _sized(self, name: str, first: int, length: int) -> str:
+        """The axis, or one of its own for positions first … first + length − 1."""
+        axis = self.inputs.axes.get(name)
+        fits = axis is not None and first == 0 and len(axis["tokens"]) == length
+        if fits or self.more_axes is None:
+            return name
+        own = f"{name} {first}…{first + length - 1}"
+        self.more_axes.setdefault(own, number_axis(length, None, first))
+        return own
 
     def _token_ids(self, axis: dict[str, Any], length: int) -> Tensor | None:
         """The tokenizer's ids where the input holds them; else equal texts are equal tokens."""

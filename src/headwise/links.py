@@ -26,14 +26,16 @@ class Asked:
     """One link that a person asked for: from every place of `query` to every place of `key`.
 
     A word of several tokens counts as METRICS would join it: the sum over the key's pieces, the
-    mean over the query's.
+    mean over the query's. Each head counts once, at its strongest place.
     """
 
     query: str
     key: str
     query_places: dict[str, list[range]]
     key_places: dict[str, list[range]]
-    found: list[tuple[float, str, int, str, int, str, int]] = field(default_factory=list)
+    found: dict[tuple[str, int], tuple[float, str, int, str, int, str, int]] = field(
+        default_factory=dict
+    )
 
     @classmethod
     def find(cls, axes: Axes, query: str, key: str) -> Asked:
@@ -70,11 +72,13 @@ class Asked:
                 share = weights[:, keys.start : keys.stop].sum(-1)
                 for head, weight in enumerate(share.tolist()):
                     link = (weight, name, head, query_axis, rows.start, key_axis, keys.start)
-                    self.found.append(link)
+                    held = self.found.get((name, head))
+                    if held is None or weight > held[0]:
+                        self.found[name, head] = link
 
     def records(self, axes: Axes) -> list[Record]:
         """The heads that link the two most, strongest first."""
-        best = sorted(self.found, key=lambda link: -link[0])[:HEADS_SHOWN]
+        best = sorted(self.found.values(), key=lambda link: -link[0])[:HEADS_SHOWN]
         return [_record(axes, *link, asked=(self.query, self.key)) for link in best]
 
 
