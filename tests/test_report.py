@@ -172,7 +172,7 @@ def test_records_alone_rebuild_the_same_page(tmp_path: Path) -> None:
 def test_write_report_is_atomic(tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     target.write_text("old", encoding="utf-8")
-    with pytest.raises(HeadwiseError, match="no 'attention' record"):
+    with pytest.raises(HeadwiseError, match="no 'attention' and no 'check' record"):
         write_report([fake.run_record()], target)
     assert target.read_text(encoding="utf-8") == "old"
     write_report(fake.tiny(), target)
