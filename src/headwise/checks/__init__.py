@@ -11,14 +11,35 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headwise.checks import batch, cached, causality, measured, modes, padding
+from headwise.checks.bare import for_attention
 from headwise.checks.finding import NotRunnable, failures, not_run
+from headwise.checks.signature import (
+    Signature,
+    headwise_attention,
+    headwise_layer,
+    torch_mha,
+    torch_sdpa,
+)
 from headwise.checks.subject import Subject
 from headwise.record import Record
 
-__all__ = ["CHECKS", "NotRunnable", "Subject", "check", "failures"]
+__all__ = [
+    "CHECKS",
+    "NotRunnable",
+    "Signature",
+    "Subject",
+    "check",
+    "failures",
+    "for_attention",
+    "headwise_attention",
+    "headwise_layer",
+    "torch_mha",
+    "torch_sdpa",
+]
 
 Progress = Callable[[int, int, str], None]
 
@@ -81,7 +102,7 @@ def check(
     except NotRunnable as error:
         return [not_run(name, str(error)) for name in names]
     records: list[Record] = []
-    with subject.in_eval():
+    with subject.in_eval(), torch.random.fork_rng(devices=[]):
         for done, name in enumerate(names):
             if progress is not None:
                 progress(done, len(names), name)
@@ -98,5 +119,8 @@ def run_check(subject: Subject, name: str) -> list[Record]:
         found = CHECKS[name](subject)
     except NotRunnable as error:
         found = [not_run(name, str(error))]
+    except Exception as error:  # whatever a stranger's model does, the other checks go on
+        reason = (str(error).strip() or "no message").splitlines()[0][:200]
+        found = [not_run(name, f"the check stopped with {type(error).__name__}: {reason}")]
     spent = round((time.perf_counter() - started) / max(1, len(found)), 3)
     return [replace(record, values={**record.values, "seconds": spent}) for record in found]

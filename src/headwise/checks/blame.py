@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +19,7 @@ def watched(subject: Subject, run: Callable[[], Any]) -> list[SeenCall]:
 
     Empty where none can be caught (attention written by hand, compiled models).
     """
-    with (
-        torch.no_grad(),
-        warnings.catch_warnings(),
-        watch(subject.model, allow_nothing=True) as seen,
-    ):
-        # What is read off a faulty model may be odd; the check says so itself.
-        warnings.simplefilter("ignore", UserWarning)
+    with torch.no_grad(), watch(subject.model, allow_nothing=True) as seen:
         run()
     own = [call for call in seen if call.kind == "self"]
     stacks = {call.stack for call in own}

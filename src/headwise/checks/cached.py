@@ -129,6 +129,7 @@ def _failure(
     full, parts = way.outputs(subject, whole=True), way.outputs(subject, whole=False)
     rows = torch.tensor([rounding.apart(full[:, i], parts[:, i]) for i in range(full.shape[1])])
     first = int((rows > verdict.bound).nonzero()[0]) if bool((rows > verdict.bound).any()) else 0
+    cause: str | None
     if way.leaks(subject, full, verdict.bound):
         cause, where = "future-leak", None
         evidence = "; a full pass over fewer tokens differs as much: outputs follow later tokens"

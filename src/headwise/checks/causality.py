@@ -191,7 +191,8 @@ def _judge(
         ran += f" (not run: {'; '.join(one.skipped)})"
     numbers: dict[str, Any] = {"path": path, "ran": ran, "tolerance": one.bound, "worst": one.worst}
     if one.leaks:
-        leak = max(one.leaks, key=lambda found: found.moved)
+        # An uncached leak first: its attention can be watched as it is.
+        leak = max(one.leaks, key=lambda found: (found.mode != "cached", found.moved))
         where, outside = _where(subject, path, leak, tokens)
         named = _cause(subject, one, all_found, leak, tokens)
         message = f"{leak.words()}, {leak.mode}; it must not{blame.words(where)}{outside}"

@@ -108,7 +108,10 @@ def _too_little(subject: Subject, missing: list[int], length: int, numbers: dict
         what = f"no output follows a token at distance {shown}"
         if declared.windows(subject.model):
             cause = "window-off-by-one"
-    message = f"{what}, though the model declares it visible: a mask hides too much"
+    message = (
+        f"{what}, though the model declares it visible: {len(missing)} of {2 * length - 1} "
+        "diagonals of the measured mask are 0, so a mask hides too much"
+    )
     return failed(MASK, message, cause=cause, **numbers)
 
 

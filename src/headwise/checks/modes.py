@@ -171,10 +171,15 @@ def _whole(subject: Subject) -> padding.Padded:
 @contextlib.contextmanager
 def _set(model: nn.Module, mode: str) -> Iterator[None]:
     before = {module: module.training for module in model.modules()}
+    # Batch normalisation writes its running statistics in train mode.
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.train(mode == "train")
     try:
         yield
     finally:
+        with torch.no_grad():
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
         for module, training in before.items():
             module.training = training
 

@@ -29,14 +29,9 @@ def default_inputs(model: nn.Module, loaded: Any = None) -> Any:
     vocabulary = getattr(config, "vocab_size", None)
     if "input_features" in names and "decoder_input_ids" in names and vocabulary:
         return _speech(model, config, vocabulary, place, dtype)
-    if "pixel_values" in names and "input_ids" not in names:
-        size = getattr(config, "image_size", None)
-        if size is not None:
-            high, wide = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-            channels = getattr(config, "num_channels", 3)
-            shape = (1, channels, high, wide)
-            pixels = torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
-            return {"pixel_values": pixels.to(place, dtype)}
+    sees = "pixel_values" in names and "input_ids" not in names
+    if sees and getattr(config, "image_size", None) is not None:
+        return {"pixel_values": _pixels(model, config).to(place, dtype)}
     if "input_ids" in names and isinstance(vocabulary, int):
         inputs = {"input_ids": random_ids(config, vocabulary, LENGTH).to(place)}
         if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
@@ -65,6 +60,30 @@ def random_ids(config: Any, vocabulary: int, length: int, seed: int = SEED) -> T
     picked = torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(seed))
     repeats = -(-length // len(ordinary))
     return ordinary[picked.repeat(repeats)[:length]][None]
+
+
+def _pixels(model: nn.Module, config: Any) -> Tensor:
+    """A picture of 8 × 8 patches where the model takes one, else of the size that it was made for.
+
+    Noise: every patch is another.
+    """
+    size, patch = config.image_size, getattr(config, "patch_size", None)
+    sizes = [(size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))]
+    if isinstance(patch, int) and 8 * patch < min(sizes[0]):
+        sizes.insert(0, (8 * patch, 8 * patch))
+    first = next(model.parameters())
+    for shape in sizes:
+        pixels = torch.randn(
+            (1, getattr(config, "num_channels", 3), *shape),
+            generator=torch.Generator().manual_seed(SEED),
+        )
+        try:
+            with torch.no_grad():
+                model(pixel_values=pixels.to(first))
+        except (ValueError, RuntimeError):  # positions for one size only
+            continue
+        break
+    return pixels
 
 
 def _speech(

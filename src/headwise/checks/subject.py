@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -262,7 +263,9 @@ class Subject:
         if embed is not None and not tokens.is_floating_point():
             hooked = outputs.embedding(self.model, tokens, embed)
         try:
-            with torch.set_grad_enabled(grad), hooked:
+            with torch.set_grad_enabled(grad), hooked, warnings.catch_warnings():
+                # A model is run dozens of times here; what it warns of, its own runs tell once.
+                warnings.simplefilter("ignore")
                 return self.model(*args, **kwargs)
         except HeadwiseError:
             raise
