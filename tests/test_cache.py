@@ -99,6 +99,7 @@ def test_rows_go_on_apart_where_positions_are_shared_and_pads_are_not():
     cache = KVCache(B, H, 10, D, DV)
     real = torch.tensor([[True, True, False], [True, True, True]])
     cache.append(*tokens(3), positions=torch.arange(3), real=real)
+    assert cache.next_positions(2).tolist() == [[2, 3], [3, 4]]
     held = cache.append(*tokens(2, 3))
     assert held.positions.tolist() == [[0, 1, 2, 2, 3], [0, 1, 2, 3, 4]]
 
