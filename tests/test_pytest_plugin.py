@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from toys import Toy
 from torch import nn
 
 from headwise.checks import Signature, torch_sdpa
@@ -13,6 +12,7 @@ from headwise.pytest_plugin import (
     assert_heads_split_right,
     assert_matches_reference,
 )
+from toys import Toy
 
 pytest_plugins = ["pytester"]
 
