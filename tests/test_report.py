@@ -217,7 +217,7 @@ ZEROS = np.zeros((3, 3), np.float32)
 MALFORMED = {
     "no records": ([], "wanted one 'run' record, got 0"),
     "two runs": ([*fake.tiny(), fake.run_record()], "wanted one 'run' record, got 2"),
-    "no attention": ([fake.run_record()], "no 'attention' record"),
+    "no attention": ([fake.run_record()], "no 'attention' and no 'check' record"),
     "no field": (without("attention", "queries"), "of id self/0: no 'queries'"),
     "axis size": (changed("attention", keys=4), "key_axis has 3 tokens, the attention has 4"),
     "axis name": (changed("attention", key_axis="x"), "key_axis 'x' has no 'axis' record"),
