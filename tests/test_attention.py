@@ -114,6 +114,37 @@ def test_order_softcap_before_bias_before_mask(backend):
     assert torch.allclose(out, torch.tensor([first, 1 - first, 0.0]), atol=1e-6)
 
 
+def test_a_bias_without_a_mask_is_added(backend):
+    q, k, v = qkv()
+    for bias in (draw(7, 11, seed=8), draw(1, 4, 1, 11, seed=7)):
+        out = attention(q, k, v, bias=bias, backend=backend)
+        wanted, _ = plain(q, k, v, bias=bias)
+        assert torch.allclose(out.double(), wanted, rtol=0, atol=limit(torch.float32, 11))
+
+
+def test_gradients_take_the_given_scale(backend):
+    q, k, v = (t.requires_grad_() for t in qkv(dtype=torch.float64))
+    seen = causal().dense(7, 11)
+    scores = 0.7 * q @ k.repeat_interleave(2, 1).mT
+    wanted = scores.masked_fill(~seen, -INF).softmax(-1) @ v.repeat_interleave(2, 1)
+    out = attention(q, k, v, causal(), scale=0.7, backend=backend)
+    pull = draw(*out.shape, dtype=torch.float64, seed=4)
+    grads = torch.autograd.grad(out, (q, k, v), pull)
+    for grad, want in zip(grads, torch.autograd.grad(wanted, (q, k, v), pull), strict=True):
+        assert torch.allclose(grad, want, rtol=0, atol=limit(torch.float64, 11, 16))
+
+
+def test_what_is_asked_of_a_row_with_no_key_pulls_on_nothing(backend):
+    leaves = [t.requires_grad_() for t in qkv()]
+    out = attention(*leaves, causal(offset=-3), backend=backend)
+    pull = draw(*out.shape, seed=4)
+    asked = torch.autograd.grad(out, leaves, pull, retain_graph=True)
+    pull[:, :, :3] = 0
+    for grad, wanted in zip(asked, torch.autograd.grad(out, leaves, pull), strict=True):
+        assert torch.equal(grad, wanted)
+    assert (asked[0][:, :, :3] == 0).all()
+
+
 def test_a_row_with_no_key_is_zero_forward_and_backward(backend):
     leaves = [t.requires_grad_() for t in qkv()]
     sinks = draw(4).requires_grad_()

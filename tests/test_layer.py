@@ -552,6 +552,15 @@ def test_a_window_needs_only_a_rolling_cache(name, rolling, size):
     assert cache.seen == 23 and cache.length == (size if rolling else 23)
 
 
+def test_a_window_of_two_sides_is_that_mask():
+    layer, x = placed("none", options=AttentionOptions(window=(2, 1))), draw(2, 7, 16)
+    plain = placed("none")
+    wanted = plain(x, mask=window(left=2, right=1))
+    assert_near(layer(x), wanted, terms=16)
+    mirrored = plain(x, mask=window(left=1, right=2))
+    assert not torch.allclose(mirrored, wanted, rtol=0, atol=0.01), "the sides matter"
+
+
 def test_a_rolling_cache_remembers_padding_and_positions():
     layer = placed("rotary", options=AttentionOptions(window=3))
     x = draw(2, 9, 16)

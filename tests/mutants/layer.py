@@ -256,13 +256,13 @@ LAYER = [
             "reach leaves out the query's own key",
             "self.window[0] + 1 if self.window[1] == 0",
             "self.window[0] if self.window[1] == 0",
-            "arguments layer",
+            "layer::test_make_cache_fits_the_layer",
         ),
         Mutant(
             "left and right of a window swapped",
             "window(left=self.window[0], right=self.window[1])",
             "window(left=self.window[1], right=self.window[0])",
-            "layer",
+            "layer::test_a_window_of_two_sides_is_that_mask",
         ),
     ),
     *faults(
