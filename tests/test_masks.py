@@ -60,6 +60,13 @@ def test_padding_by_flags_and_by_lengths_on_both_sides():
     assert left == [[0, 0, 0], [0, 1, 1]]
 
 
+def test_lists_are_taken_where_tensors_are():
+    assert grid(padding([[1, 0, 1]]), 1, 3) == [[1, 0, 1]]
+    assert grid(padding(lengths=[2]), 1, 3) == [[1, 1, 0]]
+    assert grid(causal(offset=[1]), 1, 3) == [[1, 1, 0]]
+    assert grid(documents([0, 1, 1]), 1, 3) == [[0, 1, 1]]
+
+
 def test_documents_keep_to_themselves_also_when_they_come_back():
     assert grid(documents(torch.tensor([0, 0, 1])), 3, 3) == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
     back = [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]
@@ -257,6 +264,11 @@ def test_any_expression_equals_its_plain_grid(data: st.DataObject):
         (lambda: hide(torch.ones(2, 2, dtype=torch.int64)), TypeError, r"int64.*hide\(mask != 0\)"),
         (lambda: keep([[True]]), TypeError, "list"),
         (lambda: window(0), ValueError, "at least 1; got 0"),
+        (lambda: window(2.5), TypeError, r"size counts keys.*got 2\.5"),
+        (lambda: window(left=1.0), TypeError, "left counts keys"),
+        (lambda: causal(offset=1.5), TypeError, "offset: wanted whole numbers, got torch.float32"),
+        (lambda: causal(offset="1"), TypeError, "offset: wanted whole numbers, got '1'"),
+        (lambda: padding(lengths=[2.5, 3.0]), TypeError, "lengths: wanted whole numbers"),
         (lambda: window(), ValueError, "give size"),
         (lambda: window(2, left=1), ValueError, "not both"),
         (lambda: window(left=-1), ValueError, "got -1"),

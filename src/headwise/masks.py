@@ -216,8 +216,7 @@ def causal(*, align: Align = "end", offset: int | Tensor | None = None) -> Mask:
     Raises:
         ValueError: an unknown `align`, or both `align="start"` and `offset`.
     """
-    _check_align("causal", align, offset)
-    return _Band(None, 0, align, offset)
+    return _Band(None, 0, align, _check_place("causal", align, offset))
 
 
 def window(
@@ -237,7 +236,10 @@ def window(
     Raises:
         ValueError: a size below 1, a negative side, or both conventions at once.
     """
-    _check_align("window", align, offset)
+    offset = _check_place("window", align, offset)
+    for name, number in (("size", size), ("left", left), ("right", right)):
+        if number is not None and type(number) is not int:
+            raise TypeError(f"window: {name} counts keys, so it is a whole number; got {number!r}")
     if size is not None:
         if left is not None or right is not None:
             raise ValueError("window: give size, or left and right, not both")
@@ -254,11 +256,29 @@ def window(
     return _Band(left, right, align, offset)
 
 
-def _check_align(name: str, align: str, offset: int | Tensor | None) -> None:
+def _check_place(name: str, align: str, offset: int | Tensor | None) -> int | Tensor | None:
     if align not in ("end", "start"):
         raise ValueError(f"{name}: align is 'end' or 'start', got {align!r}")
     if offset is not None and align == "start":
         raise ValueError(f"{name}: offset= already says where query 0 stands; leave align out")
+    if offset is None or isinstance(offset, int | torch.SymInt):
+        return offset
+    return _whole(f"{name}: offset", offset)
+
+
+def _whole(name: str, numbers: object) -> Tensor:
+    """Whole numbers as a tensor; lists are taken too.
+
+    Raises:
+        TypeError: fractions, or what is no number.
+    """
+    try:
+        found = torch.as_tensor(numbers)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name}: wanted whole numbers, got {numbers!r}") from None
+    if found.is_floating_point() or found.is_complex():
+        raise TypeError(f"{name}: wanted whole numbers, got {found.dtype}")
+    return found
 
 
 def padding(
@@ -281,8 +301,9 @@ def padding(
     if side not in ("left", "right"):
         raise ValueError(f"padding: side is 'left' or 'right', got {side!r}")
     if lengths is not None:
-        return _Lengths(torch.as_tensor(lengths), side)
+        return _Lengths(_whole("padding: lengths", lengths), side)
     assert real is not None
+    real = torch.as_tensor(real)
     if real.is_floating_point() or real.is_complex():
         raise TypeError(
             f"padding: real is bool or 0/1 integers, True for real tokens; got {real.dtype}. "
@@ -301,7 +322,9 @@ def documents(ids: Tensor, *, query_ids: Tensor | None = None) -> Mask:
     `ids`: (S,) or (B, S), one document id a key. With fewer queries than keys the queries are the
     last ones; `query_ids` (L,) or (B, L) says it outright. Join with `causal()` for decoders.
     """
-    return _Documents(ids, query_ids)
+    return _Documents(
+        torch.as_tensor(ids), None if query_ids is None else torch.as_tensor(query_ids)
+    )
 
 
 def prefix(length: int | Tensor) -> Mask:
