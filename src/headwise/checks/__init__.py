@@ -18,6 +18,7 @@ from headwise.checks import batch, cached, causality, measured, modes, padding
 from headwise.checks.bare import for_attention
 from headwise.checks.finding import NotRunnable, failures, not_run
 from headwise.checks.signature import (
+    Projections,
     Signature,
     headwise_attention,
     headwise_layer,
@@ -30,6 +31,7 @@ from headwise.record import Record
 __all__ = [
     "CHECKS",
     "NotRunnable",
+    "Projections",
     "Signature",
     "Subject",
     "check",

@@ -250,10 +250,10 @@ def evaluation(bare: Bare) -> Record:
     common["seconds"] = trial.record("").values["seconds"]
     if names:
         message += f": {', '.join(dict.fromkeys(names))} runs in eval"
-        return failed("eval", message, cause="dropout-in-eval", **common)  # type: ignore[arg-type]
+        return failed("eval", message, cause="dropout-in-eval", **common)
     if seen.draws:
         message += f": {', '.join(dict.fromkeys(seen.draws))} is drawn"
-    return failed("eval", message, cause="random-in-eval", **common)  # type: ignore[arg-type]
+    return failed("eval", message, cause="random-in-eval", **common)
 
 
 def _modules_left_on(bare: Bare) -> list[str]:

@@ -67,9 +67,10 @@ def _joining(subject: Subject) -> Record:
         "worst": verdict.worst,
     }
     if verdict.bug or moved[0]:
+        too = ", and an argmax with a clear margin" if moved[0] else ""
         message = (
             f"joining a batch of 3 moves a row's outputs by {verdict.worst:.3g} (allowed "
-            f"{verdict.bound:.1g}; {verdict.note}) and {moved[0]} clear argmaxes"
+            f"{verdict.bound:.1g}; {verdict.note}){too}"
         )
         cause = "batch-and-sequence-swapped" if measured.swapped(subject) else "batch-leak"
         return failed(BATCH, message, cause=cause, **numbers)

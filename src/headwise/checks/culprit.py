@@ -50,8 +50,8 @@ def _compare(
     query = _apart(whole.call.query[:, :, rows], part.call.query, live[:, rows])
     if query > limit:
         text = (
-            f"; layer {part.layer} ({part.module}): the queries of tokens {start} to {stop - 1} "
-            f"differ from the full pass's by {query:.3g}"
+            f"; layer {part.layer} ({part.module or 'the model'}): the queries of tokens {start} "
+            f"to {stop - 1} differ from the full pass's by {query:.3g}"
         )
         if not first:
             return None, _where(part, start, stop - 1), text + "; look at the layer before it"
@@ -70,7 +70,7 @@ def _lost_keys(
     part: SeenCall, start: int, stop: int, lost: list[int], moved: list, held: int
 ) -> Answer:
     where = _where(part, start, (lost or [moved[0][0]])[0])
-    at = f"; layer {part.layer} ({part.module}), tokens {start} to {stop - 1}: "
+    at = f"; layer {part.layer} ({part.module or 'the model'}), tokens {start} to {stop - 1}: "
     if moved and held >= stop:
         token, slot = moved[0]
         text = f"the key of token {token} lies in slot {slot}, over token {slot}'s"
@@ -100,7 +100,7 @@ def _mask(whole: SeenCall, part: SeenCall, start: int, stop: int, live: Tensor) 
     where = _where(part, start + row, key)
     place = torch.arange(stop)
     top_left = place[None, :] <= torch.arange(stop - start)[:, None]
-    at = f"; layer {part.layer} ({part.module}): "
+    at = f"; layer {part.layer} ({part.module or 'the model'}): "
     if bool((got == (wanted & top_left)).all()) and start:
         text = f"query {start + row} sees keys 0 to {row} only: its mask is aligned at the start"
         return "top-left-causal", where, at + text

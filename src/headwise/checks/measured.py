@@ -78,7 +78,7 @@ def _too_much(
         )
     message = (
         f"token {key} moves output {query}, which may not see it: Jacobian norm "
-        f"{float(hidden.max()):.3g}, and {count} such pairs{blame.words(where)}"
+        f"{float(hidden.max()):.3g}, {count} such pairs in all{blame.words(where)}"
     )
     cause = name_pattern(subject, None, tokens)
     return failed(MASK, message, cause=cause, where=where, **numbers)

@@ -23,17 +23,46 @@ function drawThumbnail(canvas, map) {
   pen.putImageData(image, 0, 0);
 }
 
-/** Draws a head's thumbnail when it comes into sight. */
-const seen = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    if (!entry.isIntersecting) continue;
-    seen.unobserve(entry.target);
-    const canvas = entry.target;
-    mapOf(moduleById(canvas.dataset.id), Number(canvas.dataset.head)).then((map) => {
-      if (map) drawThumbnail(canvas, map); else canvas.classList.add("missing");
-    });
-  }
+/** Draws a head's thumbnail when it comes into sight, and the others when there is time: print them too. */
+const waiting = new Set();
+let idle = false;
+
+function drawNow(canvas) {
+  waiting.delete(canvas);
+  sight.unobserve(canvas);
+  if (!canvas.isConnected) return;
+  mapOf(moduleById(canvas.dataset.id), Number(canvas.dataset.head)).then((map) => {
+    if (map) drawThumbnail(canvas, map); else canvas.classList.add("missing");
+  });
+}
+
+const sight = new IntersectionObserver((entries) => {
+  for (const entry of entries) if (entry.isIntersecting) drawNow(entry.target);
 }, { rootMargin: "300px" });
+
+function drawRest(deadline) {
+  idle = false;
+  for (const canvas of waiting) {
+    if (deadline.timeRemaining() < 4) break;
+    drawNow(canvas);
+  }
+  if (waiting.size) soon();
+}
+
+function soon() {
+  if (idle) return;
+  idle = true;
+  if (window.requestIdleCallback) requestIdleCallback(drawRest);
+  else setTimeout(() => drawRest({ timeRemaining: () => 50 }), 200);
+}
+
+const seen = {
+  observe(canvas) {
+    waiting.add(canvas);
+    sight.observe(canvas);
+    soon();
+  },
+};
 
 function sectionTabs(value, onchange) {
   const all = sections();
