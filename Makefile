@@ -48,7 +48,7 @@ test: $(STAMP) browser models  ## the whole suite
 quick: $(STAMP)  ## the tests that need no pretrained model, no browser and little time
 	$(BIN)/python -m pytest -m "not packaged and not browser and not slow" $(PYTEST_ARGS)
 
-mutants: $(STAMP)  ## do the tests notice small faults? One at a time (about 15 minutes)
+mutants: $(STAMP)  ## do the tests notice small faults? One at a time (10 to 20 minutes)
 	$(BIN)/python tests/mutations.py $(MUTANTS_ARGS)
 
 conformance: $(STAMP)  ## what other libraries expect: ONNX's node tests, PyTorch's attention
