@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from headwise.checks.bare_cases import Bare, Case, definition
-from headwise.checks.causes import FAULTS, FIXES, name_fault
+from headwise.checks.causes import FAULTS, name_fault
+from headwise.checks.fixes import FIXES
 from headwise.checks.signature import Signature
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headwise.masks import causal, hide, padding, prefix, window
+from headwise.masks import causal, hide, keep, padding, prefix, window
 from headwise.positions import (
     ALiBi,
     RelativeBias,
@@ -216,3 +216,16 @@ def test_real_tokens_are_read_out_of_joined_masks_only():
     for batch, keys in itertools.product((2, 4), (3, 5)):
         if (batch, keys) != (2, 3):
             assert real_tokens(pads, batch, keys) is None, "left for the mask to refuse"
+
+
+def test_causality_is_read_from_runs_and_bits_together():
+    """Padding cuts the runs, the bits cut them again: no query sees a later key."""
+    holes = torch.ones(9, 9, dtype=torch.bool).tril()
+    holes[:, 1::2] = False
+    holes |= torch.eye(9, dtype=torch.bool)
+    mask = keep(holes) & padding(lengths=torch.tensor([9]))
+    seen = require_causal(draw(1, 1, 9, 4), 9, mask)
+    assert seen.bits is not None and seen.intervals is not None, "the case that was misread"
+    holes[0, 5] = True
+    with pytest.raises(ValueError, match="some query sees a later key"):
+        require_causal(draw(1, 1, 9, 4), 9, keep(holes) & padding(lengths=torch.tensor([9])))

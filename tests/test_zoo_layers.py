@@ -8,7 +8,7 @@ import functools
 import pytest
 
 from headwise.checks.bare import BARE_CHECKS, for_attention
-from headwise.checks.causes import FIXES
+from headwise.checks.fixes import FIXES
 from headwise.record import Record
 from zoo.layers import MASKS, Entry
 from zoo.layers_modules import LAYERS
@@ -66,5 +66,5 @@ def test_no_check_blames_a_known_fault_that_is_not_there(entry: Entry) -> None:
 
 def test_the_zoo_is_large_and_its_causes_have_fixes() -> None:
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES) >= 45
-    known = set(FIXES) | {"leak-without-padding-mask", "dropout-in-eval"}
+    known = set(FIXES)
     assert {entry.cause for entry in ENTRIES} <= known

@@ -58,7 +58,7 @@ class _Band(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class _Lengths(Mask):
+class Lengths(Mask):
     lengths: Tensor
     side: Literal["left", "right"]
 
@@ -135,7 +135,7 @@ class _Grid(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class _Real(Mask):
+class Real(Mask):
     real: Tensor
 
     def lower(self, sizes: Sizes) -> CompiledMask:
@@ -301,7 +301,7 @@ def padding(
     if side not in ("left", "right"):
         raise ValueError(f"padding: side is 'left' or 'right', got {side!r}")
     if lengths is not None:
-        return _Lengths(_whole("padding: lengths", lengths), side)
+        return Lengths(_whole("padding: lengths", lengths), side)
     assert real is not None
     real = torch.as_tensor(real)
     if real.is_floating_point() or real.is_complex():
@@ -313,7 +313,7 @@ def padding(
         odd = real[(real != 0) & (real != 1)]
         if odd.numel():
             raise ValueError(f"padding: real holds 0 and 1 only, got {odd[0].item()}")
-    return _Real(real)
+    return Real(real)
 
 
 def documents(ids: Tensor, *, query_ids: Tensor | None = None) -> Mask:

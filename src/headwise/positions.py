@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.intervals import And, Mask
-from headwise.masks import _Lengths, _Real
+from headwise.masks import Lengths, Real
 from headwise.rotary import (
     LinearScaling,
     Llama3Scaling,
@@ -52,9 +52,9 @@ def real_tokens(mask: Mask | None, batch: int, keys: int) -> Tensor | None:
         left, right = real_tokens(mask.left, batch, keys), real_tokens(mask.right, batch, keys)
         return (left if right is None else right) if left is None or right is None else left & right
     real: Tensor | None = None
-    if isinstance(mask, _Real) and mask.real.dim() == 2 and mask.real.shape[1] == keys:
+    if isinstance(mask, Real) and mask.real.dim() == 2 and mask.real.shape[1] == keys:
         real = mask.real.bool()
-    elif isinstance(mask, _Lengths) and mask.lengths.dim() == 1:
+    elif isinstance(mask, Lengths) and mask.lengths.dim() == 1:
         index, count = torch.arange(keys, device=mask.lengths.device), mask.lengths[:, None]
         real = index < count if mask.side == "right" else index >= keys - count
     # What does not fit is left for the mask itself to refuse, with its own words.
@@ -162,7 +162,7 @@ def require_causal(query: Tensor, keys: int, mask: Mask | None) -> Mask | None:
         return mask
     seen = mask.compile(batch=batch, heads=heads, queries=length, keys=keys, device=query.device)
     own = torch.arange(keys - length, keys, device=query.device)[:, None]
-    if seen.intervals is not None:
+    if seen.intervals is not None and seen.bits is None:
         start, end = seen.intervals.unbind(-1)
         ahead = bool((torch.where(end > start, end, 0) > own + 1).any())
     else:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from headwise.checks.bare_cases import Bare, Case, WrongOutput
-from headwise.checks.causes import FIXES, Fault, matching, near, truth
+from headwise.checks.causes import Fault, matching, near, truth
 from headwise.checks.finding import NotRunnable, exact_bound, failed, passed, size_of
+from headwise.checks.fixes import FIXES
 from headwise.record import Record
 
 # Axes that carry a mask for each sample, widest support first.

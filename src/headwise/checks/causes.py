@@ -16,61 +16,7 @@ from torch import Tensor
 from headwise.checks import faults, faults_mask
 from headwise.checks.bare_cases import Bare, Case, bound, definition
 from headwise.checks.faults import Result, masked, scaled, weighed, with_projections
-
-_SCALE = "multiply the dot products by 1/√head_dim, once, before the softmax"
-_VIEW = "split with view(B, L, H, D).transpose(1, 2), merge with transpose(1, 2).reshape(B, L, -1)"
-_GROUPS = "use repeat_interleave: query head h reads key/value head h // groups"
-_SINK = "add exp(sink) to the softmax's denominator once, shifted by the same maximum"
-_EMPTY = "set the weights of a row with no visible key to 0 inside the softmax"
-
-# The usual fix of each cause, in one sentence.
-FIXES = {
-    "scale-twice": _SCALE,
-    "no-scale": _SCALE,
-    "scale-wrong-dimension": _SCALE,
-    "scale-after-softmax": _SCALE,
-    "scale-argument-ignored": "pass the scale asked for on to the dot products",
-    "scale-zero": "a scale of None means 1/√head_dim; 0 must not be taken as a scale",
-    "grouped-heads-tiled": _GROUPS,
-    "grouped-heads-lost": _GROUPS,
-    "split-by-view": _VIEW,
-    "merge-without-transpose": _VIEW,
-    "heads-scrambled": _VIEW,
-    "fused-order": "split the fused projection in the order in which it was built",
-    "rope-layout-mixed": "rotate halves for half-split checkpoints and neighbours for interleaved "
-    "ones, or permute the weights",
-    "rope-ignored": "rotate queries and keys before the dot products",
-    "value-transposed": "exchange axes with transpose; a view keeps the order in memory",
-    "heads-and-sequence-swapped": "transpose to (B, H, L, D) before the dot products",
-    "gradient-cut": "remove the detach() or no_grad() on the way",
-    "strides-ignored": "read the tensor by its strides, or call contiguous() first",
-    "batch-and-sequence-swapped": "pass batch_first=True, or transpose(0, 1) before and after",
-    "batch-leak": "let each sample see only itself",
-    "top-left-causal": "with cached keys the last query stands at the last key: j ≤ i + S − L",
-    "bottom-right-causal": "query 0 stands at key 0 here: key j ≤ query i",
-    "window-off-by-one": "a window of W keys counts the query's own: keys i − W + 1 … i",
-    "window-ignored": "join the window to the causal mask",
-    "causal-flag-in-cross": "make causality an explicit argument, False where none is asked for",
-    "future-leak": "apply the causal mask on every path",
-    "causal-off-by-one": "use triu(diagonal=1): the diagonal is the query's own key, and visible",
-    "mask-polarity": "True means visible in one API and hidden in another: invert it where they "
-    "meet",
-    "mask-ignored": "pass the mask on to the scores",
-    "mask-misread": "draw the mask that the function builds beside the one that it was given",
-    "float-mask-added": "put −inf at hidden keys: scores.masked_fill(~keep, -inf)",
-    "mask-wrong-axis": "a key mask (B, S) goes in as (B, 1, 1, S), one for each sample as "
-    "(B, 1, L, S)",
-    "padding-leak": "hide the padding keys with −inf before the softmax",
-    "sink-ignored": _SINK,
-    "sink-twice": _SINK,
-    "softcap-ignored": "order: scale, softcap, bias, mask, softmax",
-    "softcap-order": "order: scale, softcap, bias, mask, softmax",
-    "bias-ignored": "add the bias to the scaled scores",
-    "softmax-axis": "take the softmax over the keys, dim=-1 of (B, H, L, S)",
-    "mask-after-softmax": "mask the scores with −inf before the softmax",
-    "nan-from-empty-row": _EMPTY,
-    "mean-from-empty-row": _EMPTY,
-}
+from headwise.checks.fixes import FIXES
 
 
 @dataclass(frozen=True)

@@ -9,54 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.checks.fixes import FIXES
 from headwise.errors import HeadwiseError
 from headwise.record import Record
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
-
-# The usual fix for each cause, in one sentence.
-FIXES = {
-    "future-leak": "build the causal mask in every branch of the forward pass, and draw it once",
-    "mask-polarity": "the mask says the opposite of what its reader expects: invert it",
-    "leak-without-padding-mask": (
-        "build the causal mask also when no padding mask is given, not only to join the two"
-    ),
-    "leak-in-one-backend": (
-        "give every attention implementation the same mask; one of them ignores it or gets none"
-    ),
-    "cached-chunk-leak": (
-        "with a cache, query i of a chunk of L tokens at S keys sees j ≤ i + S − L, and no more"
-    ),
-    "causal-in-encoder": "an encoder's tokens see each other both ways: drop the causal mask",
-    "nothing-connected": "draw the mask: every key is hidden, or the output is not used",
-    "window-off-by-one": "a window of W keys counts the query's own: hide keys with i − j ≥ W",
-    "causal-off-by-one": "use triu(diagonal=1): the diagonal is the query's own key, and visible",
-    "document-leak": "hide keys of other documents: join the causal mask with ids[i] == ids[j]",
-    "softmax-axis": "take the softmax over the keys (the last axis), not over the queries",
-    "batch-and-sequence-swapped": (
-        "the layer reads (sequence, batch, width): pass batch_first=True or transpose"
-    ),
-    "batch-leak": "something mixes rows of the batch; let each row see only itself",
-    "padding-mask-ignored": "pass the padding mask down to every attention call",
-    "padding-side": "derive the mask from where the padding is, not from a length and a fixed side",
-    "positions-under-padding": (
-        "count positions over the real tokens: (mask.cumsum(-1) - 1).clamp(min=0)"
-    ),
-    "nan-from-empty-row": (
-        "a query that sees no key has no softmax: give zeros there, or let it see its own key"
-    ),
-    "rope-offset-lost": "with a cache, positions go on from the cached length, not from 0",
-    "top-left-causal": (
-        "with a cache the last query sees the last key: align the causal mask at the end "
-        "(is_causal=True of SDPA aligns at the start)"
-    ),
-    "cache-overwrite": "write new keys behind the cached ones, at the cached length",
-    "cache-drops-newest": "read the cache after the new keys are written, with them in it",
-    "padding-lost-with-cache": "keep the padding mask of the cached tokens, not only of the new",
-    "dropout-in-eval": "tie dropout to self.training (F.dropout(x, p, self.training))",
-    "random-in-eval": "draw no random numbers in eval mode",
-    "float-mask-added": "a 0/1 mask is not an additive one: use 0 and −inf, or a bool mask",
-}
 
 
 class NotRunnable(HeadwiseError):
