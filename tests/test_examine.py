@@ -1,17 +1,21 @@
 """One watched run becomes records that say what the model did."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from headwise.errors import BadInput, NothingToWatch
 from headwise.examine import examine, records_of
 from headwise.layer import MultiHeadAttention
-from headwise.links import Asked
+from headwise.links import Asked, StrongestLinks
 from headwise.masks import causal
 from headwise.record import Record, unpack
 from headwise.watch import watch
-from toys import text_axis, toy
+from toys import Toy, text_axis, toy
 
 KINDS = [
     "run",
@@ -181,3 +185,90 @@ def test_a_notebook_shows_calls_of_any_length():
     (run,) = of(records, "run")
     assert run.values["not_caught"] == ["2 calls without tokens: nothing to draw"]
     assert seen._repr_html_().count("<img") == 8
+
+
+def test_strongest_links_by_hand():
+    """Two heads, four queries; each exclusion takes the strongest key away from some row."""
+    weights = torch.zeros(1, 2, 4, 4)
+    keys = torch.arange(4).repeat(1, 2, 4, 1)
+    weights[0, 0, 3] = torch.tensor([0.9, 0.03, 0.04, 0.02])  # first; neighbour 2; itself 3
+    weights[0, 1, 3] = torch.tensor([0.0, 0.01, 0.9, 0.09])  # the neighbour before, then itself
+    weights[0, 1, 2] = torch.tensor([0.5, 0.3, 0.2, 0.0])  # first, neighbour and itself only
+    stats = SimpleNamespace(top_weights=weights, top_keys=keys)
+    axis = text_axis("a b c d")
+    strongest = StrongestLinks()
+    strongest.take("self/0", stats, "text", axis, "text", axis)
+    (record,) = strongest.records({"text": axis})
+    assert record.where == {"id": "self/0", "head": 0}
+    assert (record.values["query"], record.values["key"]) == (3, 1)
+    assert record.values["weight"] == pytest.approx(0.03)
+    # A padding query asks nothing.
+    padded = {**axis, "real": [1, 1, 1, 0]}
+    strongest = StrongestLinks()
+    strongest.take("self/0", stats, "text", padded, "text", padded)
+    assert strongest.records({"text": padded}) == []
+
+
+def test_pieces_of_words_are_summed_over_keys_and_averaged_over_queries():
+    loaded, inputs = toy("a b c a")
+    axis = inputs.axes["text"]
+    pieces = {**axis, "text": "ab ca", "starts": [0, 1, 3, 4], "ends": [1, 2, 4, 5]}
+    inputs = replace(inputs, axes={"text": {**pieces, "tokens": ["a", "b", "c", "a "]}})
+    records = examine(loaded, inputs, links=[("ca", "ab")])
+    asked = [r for r in of(records, "link") if r.values["asked"]]
+    weights = weights_of(loaded, inputs)
+    for record in asked:
+        block = weights[record.where["id"]][record.where["head"], 2:4, 0:2]
+        assert record.values["weight"] == pytest.approx(float(block.sum(-1).mean()), abs=1e-6)
+    assert asked
+
+
+def test_a_causal_model_that_leaks_has_hidden_mass():
+    """The model is declared causal; its second layer sees everything."""
+
+    class Leaky(Toy):
+        def forward(self, input_ids):
+            x = self.embedding(input_ids)
+            for mask, layer in zip((causal(), None), self.layers, strict=True):
+                x = x + layer(x, mask=mask)
+            return x
+
+    sound, inputs = toy()
+    assert all(r.values["hidden_mass"] == 0.0 for r in of(examine(sound, inputs), "head"))
+    torch.manual_seed(0)
+    records = examine(replace(sound, model=Leaky().eval()), inputs)
+    assert all(r.values["hidden_mass"] == 0.0 for r in of(records, "head", id="self/0"))
+    assert all(r.values["hidden_mass"] > 0.1 for r in of(records, "head", id="self/1"))
+
+
+def test_token_ids_and_padding_reach_the_statistics():
+    loaded, inputs = toy()  # a b c a b c d
+    weights = weights_of(loaded, inputs)
+    for record in of(examine(loaded, inputs), "head"):
+        p = weights[record.where["id"]][record.where["head"]]
+        copies = [float(p[3, 0]), float(p[4, 1]), float(p[5, 2])]
+        assert record.values["duplicate_token"] == pytest.approx(sum(copies) / 3, abs=1e-6)
+        assert record.values["rows"] == 7
+    # Where the mask cannot tell (a decoder reading a sound), the axis says which rows are real.
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(16, 4).eval()
+
+    class Cross(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder_attn = layer
+
+        def forward(self, x, context):
+            return self.encoder_attn(x, context)
+
+    query = {**text_axis("a b c"), "real": [1, 1, 0]}
+    crossed = replace(
+        inputs,
+        axes={"text": query, "sound": text_axis("a b c d")},
+        stacks={"": "text", "encoder": "sound"},
+        kwargs={},
+        args=(torch.randn(1, 3, 16), torch.randn(1, 4, 16)),
+    )
+    records = examine(replace(loaded, model=Cross().eval()), crossed)
+    assert {r.values["attention"] for r in of(records, "attention")} == {"cross"}
+    assert all(r.values["rows"] == 2 for r in of(records, "head"))

@@ -213,3 +213,57 @@ def test_blocks_of_unlike_rows_join(monkeypatch):
 
     mask = mask_function(1, 6, 9, mask_function=ragged)
     assert torch.equal(mask.dense(6, 9)[0, 0], ragged(0, 0, rows, keys))
+
+
+class TestWhatTheFunctionPassesOn:
+    """Each keyword reaches the call. Small random models hide some: their scores are near 0."""
+
+    @staticmethod
+    def call(mask=None, module=None, training=False, **options):
+        caught = []
+        observers.append(lambda call, output: caught.append((call, output)))
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(1, heads, 5, 8, generator=generator) for heads in (4, 2, 2))
+        try:
+            output, weights = headwise.hf.attention_function(
+                module or torch.nn.Module(), q, k, v, mask, **options
+            )
+        finally:
+            observers.pop()
+        assert weights is None and output.shape == (1, 5, 4, 8)
+        ((call, seen),) = caught
+        assert torch.equal(output, seen.transpose(1, 2))
+        return call
+
+    def test_numbers(self):
+        call = self.call(scaling=0.7, softcap=2.0, dropout=0.25, s_aux=torch.ones(4))
+        assert (call.scale, call.softcap, call.dropout) == (0.7, 2.0, 0.25)
+        assert torch.equal(call.sinks, torch.ones(4))
+
+    def test_without_a_mask_causality_is_what_the_model_says(self):
+        causal = torch.nn.Module()
+        causal.is_causal = True
+        lower = torch.ones(5, 5).tril().bool()
+        assert torch.equal(self.call(module=causal).visible.tile()[0, 0], lower)
+        assert self.call(module=causal, is_causal=False).visible.is_full
+        assert torch.equal(self.call(is_causal=True).visible.tile()[0, 0], lower)
+        causal.is_causal = False
+        assert self.call(module=causal).visible.is_full
+
+    def test_dense_masks_of_other_makers(self):
+        hidden = torch.zeros(1, 1, 5, 5, dtype=torch.bool)
+        hidden[..., 3] = True
+        for mask in (~hidden, torch.where(hidden, torch.finfo(torch.float32).min, 0.0)):
+            call = self.call(mask)
+            assert torch.equal(call.visible.tile().expand(1, 1, 5, 5), ~hidden)
+        scores = torch.randn(1, 4, 5, 5, generator=torch.Generator().manual_seed(1))
+        assert torch.equal(self.call(scores).bias, scores)
+        both = self.call(scores, position_bias=scores)
+        assert torch.equal(both.bias, 2 * scores)
+
+
+def test_a_cache_longer_than_what_is_in_it_hides_its_end():
+    """Static caches: 10 slots, three queries that stand at 2, 3 and 4."""
+    mask = mask_function(1, 3, 10, q_offset=2)
+    wanted = torch.arange(10) <= torch.arange(2, 5)[:, None]
+    assert torch.equal(mask.dense(3, 10)[0, 0], wanted)
