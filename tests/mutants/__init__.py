@@ -9,7 +9,8 @@ from mutants.backends import BACKENDS
 from mutants.definition import DEFINITION
 from mutants.fault import Mutant
 from mutants.layer import LAYER
+from mutants.uses import USES
 
 __all__ = ["MUTANTS", "Mutant"]
 
-MUTANTS = DEFINITION + BACKENDS + LAYER
+MUTANTS = DEFINITION + BACKENDS + LAYER + USES

@@ -30,6 +30,12 @@ LAYER = [
             "positions::test_key_form_is_refused_where_a_later_key_is_seen",
         ),
         Mutant(
+            "ALiBi by key reads the runs of a mask without its bits",
+            "seen.intervals is not None and seen.bits is None",
+            "seen.intervals is not None",
+            "positions::test_causality_is_read_from_runs_and_bits_together",
+        ),
+        Mutant(
             "positions count from 1",
             "real.to(torch.int64).cumsum(-1) - 1",
             "real.to(torch.int64).cumsum(-1)",
