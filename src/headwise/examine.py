@@ -10,7 +10,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from headwise import statistics
-from headwise.errors import BadInput
 from headwise.links import Asked, StrongestLinks
 from headwise.masks import causal
 from headwise.models import Inputs, Loaded
@@ -308,14 +307,3 @@ def _map_cells(model: torch.nn.Module) -> int:
     if not isinstance(heads, int):
         return LARGEST_MAP
     return min(LARGEST_MAP, int(math.sqrt(ALL_CELLS / (heads * calls))))
-
-
-def record_by_kind(records: Iterable[Record], kind: str) -> list[Record]:
-    """The records of one kind, in order."""
-    return [record for record in records if record.kind == kind]
-
-
-def require_input(text: str | None, loaded: Loaded) -> None:
-    """Say what a model takes when it was given nothing."""
-    if text is None and loaded.takes:
-        raise BadInput(f"{loaded.name} takes {' or '.join('--' + kind for kind in loaded.takes)}")
