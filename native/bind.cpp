@@ -1,4 +1,8 @@
 // The only file here that knows Python.
+//
+// Tensors come as addresses and strides, (data, batch, head, row): a DLPack capsule costs several
+// microseconds a tensor, more than all else in a small call. `headwise.backends.native` is the one
+// caller; it has checked shapes, dtypes and devices, and holds the tensors while a kernel runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -6,18 +10,111 @@
 #include <string>
 #include <vector>
 
+#include "attention.h"
 #include "cpu.h"
+#include "dispatch.h"
+#include "threads.h"
 
 namespace nb = nanobind;
+using namespace headwise;
+
+namespace {
+
+const Kernels* current = nullptr;
+
+const Kernels& kernels() {
+    if (!current) current = kernels_of(runnable().front());
+    return *current;
+}
+
+std::int64_t integer(nb::handle tuple, int i) {
+    return nb::cast<std::int64_t>(nb::handle(PyTuple_GetItem(tuple.ptr(), i)));
+}
+void* pointer(nb::handle tuple, int i) {
+    return reinterpret_cast<void*>(static_cast<std::intptr_t>(integer(tuple, i)));
+}
+
+Tensor tensor(nb::handle t) { return {pointer(t, 0), integer(t, 1), integer(t, 2), integer(t, 3)}; }
+
+// sizes: (batch, heads, kv_heads, queries, keys, dim, value_dim). runs: (data, batch, head, row,
+// count), bits: (data, batch, head, row), bias: (data, batch, head, row, key); each may be None.
+// numbers: (scale, softcap, dropout).
+Call call_of(int dtype, nb::tuple sizes, nb::tuple query, nb::tuple key, nb::tuple value,
+             nb::object runs, nb::object bits, nb::object bias, std::intptr_t sinks,
+             nb::tuple numbers, std::uint64_t seed, int threads) {
+    Call call;
+    call.batch = integer(sizes, 0);
+    call.heads = integer(sizes, 1);
+    call.kv_heads = integer(sizes, 2);
+    call.queries = integer(sizes, 3);
+    call.keys = integer(sizes, 4);
+    call.dim = integer(sizes, 5);
+    call.value_dim = integer(sizes, 6);
+    call.dtype = static_cast<Dtype>(dtype);
+    call.query = tensor(query);
+    call.key = tensor(key);
+    call.value = tensor(value);
+    if (!runs.is_none()) {
+        call.mask.runs = static_cast<const std::int32_t*>(pointer(runs, 0));
+        call.mask.runs_batch = integer(runs, 1);
+        call.mask.runs_head = integer(runs, 2);
+        call.mask.runs_row = integer(runs, 3);
+        call.mask.count = static_cast<int>(integer(runs, 4));
+    }
+    if (!bits.is_none()) {
+        call.mask.bits = static_cast<const std::uint8_t*>(pointer(bits, 0));
+        call.mask.bits_batch = integer(bits, 1);
+        call.mask.bits_head = integer(bits, 2);
+        call.mask.bits_row = integer(bits, 3);
+    }
+    if (!bias.is_none())
+        call.bias = {pointer(bias, 0), integer(bias, 1), integer(bias, 2), integer(bias, 3),
+                     integer(bias, 4)};
+    call.sinks = reinterpret_cast<const void*>(sinks);
+    call.scale = nb::cast<double>(numbers[0]);
+    call.softcap = nb::cast<double>(numbers[1]);
+    call.dropout = nb::cast<double>(numbers[2]);
+    call.seed = seed;
+    call.threads = threads;
+    return call;
+}
+
+}  // namespace
 
 NB_MODULE(_native, m) {
-    m.doc() = "headwise's native part: what this CPU can run.";
+    m.doc() = "headwise's kernels for the CPU.";
     m.def(
         "supported",
         [] {
             std::vector<std::string> names;
-            for (headwise::Isa isa : headwise::supported()) names.emplace_back(headwise::name(isa));
+            for (Isa isa : supported()) names.emplace_back(name(isa));
             return names;
         },
         "The instruction sets that this CPU and its operating system support, best first.");
+    m.def("runnable", &runnable, "Those of them that kernels were compiled for, best first.");
+    m.def(
+        "use",
+        [](const std::string& isa) {
+            const Kernels* found = kernels_of(isa);
+            if (found) current = found;
+            return found != nullptr;
+        },
+        "Let later calls run on this instruction set; False where it can't.");
+    m.def("isa", [] { return std::string(kernels().isa); }, "What the kernels that run say they are.");
+    m.def("threads", [] { return std::string(threads_name()); }, "Where threads come from.");
+    m.def("forward", [](int dtype, nb::tuple sizes, nb::tuple query, nb::tuple key, nb::tuple value,
+                        nb::object runs, nb::object bits, nb::object bias, std::intptr_t sinks,
+                        nb::tuple numbers, std::uint64_t seed, int threads, nb::tuple output,
+                        std::intptr_t lse) {
+        Forward job;
+        job.call = call_of(dtype, sizes, query, key, value, runs, bits, bias, sinks, numbers, seed,
+                           threads);
+        job.output = {pointer(output, 0), integer(output, 1), integer(output, 2), integer(output, 3)};
+        job.lse = reinterpret_cast<void*>(lse);
+        const Kernels& k = kernels();
+        nb::gil_scoped_release unlocked;
+        (job.call.queries == 1 && k.decode ? k.decode : k.forward)(job);
+    }, nb::arg("dtype"), nb::arg("sizes"), nb::arg("query"), nb::arg("key"), nb::arg("value"),
+       nb::arg("runs").none(), nb::arg("bits").none(), nb::arg("bias").none(), nb::arg("sinks"),
+       nb::arg("numbers"), nb::arg("seed"), nb::arg("threads"), nb::arg("output"), nb::arg("lse"));
 }

@@ -18,7 +18,6 @@ std::string_view name(Isa isa) {
         case Isa::avx512bf16: return "avx512bf16";
         case Isa::avx512: return "avx512";
         case Isa::avx2: return "avx2";
-        case Isa::neon: return "neon";
         case Isa::portable: return "portable";
     }
     return "portable";
@@ -88,11 +87,6 @@ std::vector<Isa> supported() {
     found.push_back(Isa::portable);
     return found;
 }
-
-#elif defined(__aarch64__) || defined(_M_ARM64)
-
-// NEON is part of the base instruction set of every 64-bit Arm.
-std::vector<Isa> supported() { return {Isa::neon, Isa::portable}; }
 
 #else
 

@@ -6,8 +6,9 @@
 
 namespace headwise {
 
-// Each instruction set that a kernel may be compiled for, best first.
-enum class Isa { avx512bf16, avx512, avx2, neon, portable };
+// Each instruction set that a kernel may be compiled for, best first. `portable` is plain 16-byte
+// vectors: NEON on 64-bit Arm, where it belongs to the base instruction set.
+enum class Isa { avx512bf16, avx512, avx2, portable };
 
 std::string_view name(Isa isa);
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,16 +21,51 @@ def test_supported_lists_known_names_best_first_and_ends_with_portable() -> None
     assert names[-1] == "portable"
     assert len(set(names)) == len(names)
     machine = platform.machine().lower()
-    order = X86 if machine in {"x86_64", "amd64"} else ["neon"] if "arm" in machine else []
-    order = ["neon"] if machine == "aarch64" else order
+    order = X86 if machine in {"x86_64", "amd64"} else []
     assert names == [name for name in order if name in names] + ["portable"]
     # A better x86 set includes every worse one, so what is missing is missing from the front.
     if order == X86:
         assert names[:-1] == X86[len(X86) - (len(names) - 1) :]
 
 
-def test_isa_is_the_best_supported() -> None:
-    assert native.isa() == native.supported()[0]
+def test_the_kernels_say_that_the_best_of_what_was_compiled_runs() -> None:
+    assert set(native.runnable()) <= set(native.supported())
+    wanted = os.environ.get("HEADWISE_ISA") or native.runnable()[0]
+    assert native.isa() == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("sse9", "is not known"), ("avx512", "cannot run on this CPU")]
+)
+def test_a_forced_instruction_set_that_cannot_run_is_an_error(name: str, kind: str) -> None:
+    if name in native.runnable():
+        pytest.skip(f"this CPU has {name}")
+    code = "from headwise import native; native.isa()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "HEADWISE_ISA": name},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert f"HEADWISE_ISA={name}: this instruction set {kind}; wanted one of" in done.stderr
+    assert "portable" in done.stderr
+
+
+@pytest.mark.parametrize("name", native.runnable())
+def test_a_forced_instruction_set_runs(name: str) -> None:
+    code = (
+        "import torch, headwise; from headwise import native; x = torch.ones(1, 1, 3, 4);"
+        "assert headwise.attention(x, x, x, backend='native').equal(x); print(native.isa())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "HEADWISE_ISA": name},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == name
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the kernel's view is Linux's")

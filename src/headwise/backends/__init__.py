@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from headwise.backends.native import Native
 from headwise.backends.reference import Reference
 from headwise.backends.sdpa import Sdpa
 from headwise.call import AttentionCall
@@ -38,7 +39,7 @@ class Backend(Protocol):
 
 
 # In order of preference. The float64 definition is for checking, so it is only taken by name.
-BACKENDS: tuple[Backend, ...] = (Sdpa(), Reference())
+BACKENDS: tuple[Backend, ...] = (Sdpa(), Reference(), Native())
 
 
 def choose(call: AttentionCall, backend: str | None = None) -> Backend:

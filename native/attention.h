@@ -1,0 +1,86 @@
+// What a kernel is told: pointers, sizes, strides, row intervals. Knows neither Python nor torch.
+#pragma once
+
+#include <cstdint>
+
+namespace headwise {
+
+// How numbers are stored. Arithmetic is float, and double for f64.
+enum class Dtype : int { f32 = 0, bf16 = 1, f16 = 2, f64 = 3 };
+
+// A (batch, heads, length, dim) tensor whose last axis is contiguous. Strides count elements, and
+// may be 0 where an axis only repeats.
+struct Tensor {
+    const void* data = nullptr;
+    std::int64_t batch = 0, head = 0, row = 0;
+};
+
+// The same, to be written.
+struct Output {
+    void* data = nullptr;
+    std::int64_t batch = 0, head = 0, row = 0;
+};
+
+// Added to the scores; any stride may be 0.
+struct Bias {
+    const void* data = nullptr;
+    std::int64_t batch = 0, head = 0, row = 0, key = 0;
+};
+
+// Which keys a row may see: those inside one of `count` (1 or 2) disjoint runs [start, end), in
+// order, whose bit is set. No runs: every key lies in. No bits: every bit is set.
+struct Mask {
+    const std::int32_t* runs = nullptr;  // strides count int32; the runs of a row lie together
+    std::int64_t runs_batch = 0, runs_head = 0, runs_row = 0;
+    int count = 0;
+    const std::uint8_t* bits = nullptr;  // key j is bit j % 8 of byte j / 8; strides count bytes
+    std::int64_t bits_batch = 0, bits_head = 0, bits_row = 0;
+};
+
+// One attention computation. Query head h reads key and value head h / (heads / kv_heads).
+struct Call {
+    std::int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0;
+    std::int64_t dim = 0, value_dim = 0;
+    Dtype dtype = Dtype::f32;
+    Tensor query, key, value;
+    Mask mask;
+    Bias bias;
+    const void* sinks = nullptr;  // (heads,), contiguous, in the call's dtype
+    double scale = 1.0;
+    double softcap = 0.0;  // 0: none
+    double dropout = 0.0;  // probability; 0: none
+    std::uint64_t seed = 0;
+    int threads = 1;
+
+    std::int64_t groups() const { return heads / kv_heads; }
+};
+
+struct Forward {
+    Call call;
+    Output output;        // (batch, heads, queries, value_dim) in the call's dtype
+    void* lse = nullptr;  // (batch, heads, queries) contiguous, float or double; may be null
+};
+
+// Gradients, contiguous, in the arithmetic type: (batch, heads or kv_heads, length, dim).
+struct Backward {
+    Call call;
+    Tensor output, grad_output;       // in the call's dtype
+    const void* lse = nullptr;        // (batch, heads, queries), float or double
+    const void* grad_lse = nullptr;   // the same, or null
+    void* grad_query = nullptr;
+    void* grad_key = nullptr;
+    void* grad_value = nullptr;
+    void* grad_sinks = nullptr;       // (heads,), or null
+    void* grad_bias = nullptr;        // zeroed, addressed by `grad_bias_at`; or null
+    Bias grad_bias_at;                // strides of grad_bias; 0 sums over that axis
+};
+
+// The kernels of one instruction set. They throw std::bad_alloc and nothing else.
+struct Kernels {
+    const char* isa;
+    void (*forward)(const Forward&);
+    void (*decode)(const Forward&);    // queries == 1
+    void (*backward)(const Backward&);
+};
+
+}  // namespace headwise

@@ -1,0 +1,248 @@
+// Forward: online softmax over tiles (Milakov 2018, arXiv 1805.02867; Dao 2022, 2205.14135).
+//
+// The query rows of all heads that share a key/value head are one list: row r is query r / groups of
+// head r % groups, so keys and values are read once for a whole group. A block of rows meets its keys
+// tile by tile: raw scores, softmax, weighted values, all within the cache.
+
+constexpr std::int64_t TILE_KEYS = 256;
+constexpr std::int64_t MOST_ROWS = 72;
+
+template <class T>
+struct ForwardPass {
+    using A = Arithmetic<T>;
+    const Forward& job;
+    const Call& call;
+    Scores<A> how;
+    std::int64_t groups, rows, blocks, value_width;
+
+    explicit ForwardPass(const Forward& j) : job(j), call(j.call), how(scores_of<A>(j.call)) {
+        groups = call.groups();
+        rows = call.queries * groups;
+        blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+        value_width = round_up(call.value_dim, COLUMNS<A>);
+    }
+
+    std::int64_t block_begin(std::int64_t block) const {
+        // Even blocks, in whole register tiles where that is possible.
+        const std::int64_t even = round_up((rows + blocks - 1) / blocks, KEY_ROWS);
+        return least(rows, block * even);
+    }
+    std::int64_t padded(std::int64_t keys) const { return round_up(keys, TILE_KEYS); }
+    std::int64_t packed_numbers(std::int64_t keys) const {
+        return padded(keys) * (call.dim + value_width);
+    }
+
+    // Keys and values [low, high) of one key/value head; keys first, then values.
+    void pack(std::int64_t b, std::int64_t kv, std::int64_t low, std::int64_t high, std::int64_t room,
+              A* keys, A* values) const {
+        pack_keys(row_of<T>(call.key, b, kv, low), call.key.row, high - low, call.dim, keys);
+        pack_values(row_of<T>(call.value, b, kv, low), call.value.row, high - low, call.value_dim,
+                    room, values);
+    }
+
+    // Working memory of one thread: queries, a tile of scores, sums, and a packed tile.
+    std::int64_t block_numbers() const {
+        return MOST_ROWS * (round_up(call.dim, 16) + TILE_KEYS + value_width + 1);
+    }
+
+    // One block of rows. `packed` holds the head's keys and values from `origin` on, in room for
+    // `room` keys; null: they are packed here, tile by tile.
+    void block(std::int64_t b, std::int64_t kv, std::int64_t number, std::int64_t origin,
+               const A* packed, std::int64_t room) const {
+        const std::int64_t begin = block_begin(number), count = block_begin(number + 1) - begin;
+        if (count <= 0) return;
+        const Scratch scratch(
+            (block_numbers() + (packed ? 0 : packed_numbers(TILE_KEYS))) *
+            static_cast<std::int64_t>(sizeof(A)));
+        const std::int64_t q_row = round_up(call.dim, 16);
+        A* scores = scratch.as<A>();
+        A* sums = scores + MOST_ROWS * TILE_KEYS;
+        A* query = sums + MOST_ROWS * value_width;
+        A* shrink = query + MOST_ROWS * q_row;
+        A* fresh = shrink + MOST_ROWS;
+
+        RowMask mask[MOST_ROWS];
+        RowState<A> state[MOST_ROWS];
+        Span span{0, 0};
+        for (std::int64_t r = 0; r < count; ++r) {
+            const std::int64_t head = kv * groups + (begin + r) % groups, i = (begin + r) / groups;
+            mask[r] = row_mask(call, b, head, i);
+            widen_span(span, mask[r]);
+            state[r] = {A(-INFINITY), A(0)};
+            const T* from = row_of<T>(call.query, b, head, i);
+            for (std::int64_t d = 0; d < call.dim; d += W<A>)
+                store(query + r * q_row + d,
+                      load_some(from + d, call.dim - d) * how.query_factor);
+        }
+        __builtin_memset(sums, 0, static_cast<std::size_t>(count * value_width) * sizeof(A));
+        if (span.low < span.high) {
+            for (std::int64_t low = origin + (span.low - origin) / TILE_KEYS * TILE_KEYS;
+                 low < span.high; low += TILE_KEYS) {
+                const std::int64_t high = least(low + TILE_KEYS, span.high);
+                bool seen = false;
+                for (std::int64_t r = 0; r < count && !seen; ++r) seen = !mask[r].none(low, high);
+                if (!seen) continue;
+                const A *keys = fresh, *values = fresh + TILE_KEYS * call.dim;
+                std::int64_t panel = TILE_KEYS * COLUMNS<A>;
+                if (packed) {
+                    keys = packed + (low - origin) * call.dim;
+                    values = packed + room * call.dim + (low - origin) * COLUMNS<A>;
+                    panel = room * COLUMNS<A>;
+                } else {
+                    pack(b, kv, low, high, TILE_KEYS, fresh, fresh + TILE_KEYS * call.dim);
+                }
+                tile(b, kv, begin, count, low, high, mask, state, query, q_row, keys, values, panel,
+                     scores, shrink, sums);
+            }
+        }
+        finish(b, kv, begin, count, mask, state, sums);
+    }
+
+    void tile(std::int64_t b, std::int64_t kv, std::int64_t begin, std::int64_t count,
+              std::int64_t low, std::int64_t high, const RowMask* mask, RowState<A>* state,
+              const A* query, std::int64_t q_row, const A* keys, const A* values, std::int64_t panel,
+              A* scores, A* shrink, A* sums) const {
+        const std::int64_t width = round_up(high - low, PANEL<A>);
+        for (std::int64_t j = 0; j < width; j += PANEL<A>)
+            score_rows<KEY_ROWS>(count, query, q_row, keys + j * call.dim, call.dim, scores + j,
+                                 TILE_KEYS);
+        for (std::int64_t r = 0; r < count; ++r) {
+            A* s = scores + r * TILE_KEYS;
+            if (mask[r].none(low, high)) {
+                __builtin_memset(s, 0, static_cast<std::size_t>(width) * sizeof(A));
+                shrink[r] = A(1);
+                continue;
+            }
+            const std::int64_t head = kv * groups + (begin + r) % groups, i = (begin + r) / groups;
+            if (!how.plain) {
+                const Bias& bias = call.bias;
+                const T* from = static_cast<const T*>(bias.data);
+                if (from)
+                    from += b * bias.batch + head * bias.head + i * bias.row + low * bias.key;
+                adjust_scores(s, high - low, how, from, bias.key);
+            }
+            if (!mask[r].all(low, low + width)) hide_scores(s, width, low, mask[r]);
+            shrink[r] = weigh_row(s, width, how.slope, state[r]);
+            if (call.dropout > 0)
+                drop(s, high - low, draw_of(call, b, head, i), low,
+                     static_cast<A>(1.0 / (1.0 - call.dropout)));
+        }
+        weigh_values(count, scores, TILE_KEYS, values, panel, high - low, call.value_dim, shrink, sums,
+                     value_width);
+    }
+
+    void finish(std::int64_t b, std::int64_t kv, std::int64_t begin, std::int64_t count,
+                const RowMask* mask, const RowState<A>* state, const A* sums) const {
+        for (std::int64_t r = 0; r < count; ++r) {
+            const std::int64_t head = kv * groups + (begin + r) % groups, i = (begin + r) / groups;
+            T* out = static_cast<T*>(job.output.data) + b * job.output.batch +
+                     head * job.output.head + i * job.output.row;
+            double m = state[r].m, l = state[r].l;
+            double lse = -INFINITY;
+            bool fine = mask[r].empty();
+            if (!fine && m > -INFINITY && m < INFINITY) {
+                double less = 1;
+                if (call.sinks) {
+                    const double sink = widen(static_cast<const T*>(call.sinks)[head]) *
+                                        1.4426950408889634;
+                    // The sink joins the denominator; it may be far above every score.
+                    const double top = sink > m ? sink : m;
+                    less = std::exp2(m - top);
+                    l = l * less + std::exp2(sink - top);
+                    m = top;
+                }
+                lse = m * 0.6931471805599453 + std::log(l);
+                const A share = static_cast<A>(less / l);
+                VecOf<A> bad{};
+                for (std::int64_t d = 0; d < call.value_dim; d += W<A>) {
+                    const VecOf<A> x = load(sums + r * value_width + d) * share;
+                    bad += x * A(0);  // 0 where x is finite, else NaN
+                    store_some(out + d, x, call.value_dim - d);
+                }
+                fine = lse - lse == 0 && sum<A>(bad) == A(0);
+            } else if (fine) {
+                for (std::int64_t d = 0; d < call.value_dim; ++d) out[d] = narrow<T>(0);
+            }
+            if (!fine) lse = slow_row<T>(call, b, head, i, out);
+            if (job.lse)
+                static_cast<A*>(job.lse)[(b * call.heads + head) * call.queries + i] =
+                    static_cast<A>(lse);
+        }
+    }
+
+    void run() const {
+        const std::int64_t heads = call.batch * call.kv_heads;
+        const auto origin_of = [&](std::int64_t n) {
+            return group_span(call, n / call.kv_heads, n % call.kv_heads);
+        };
+        if (blocks == 1) {  // keys are met once: packed tile by tile, straight into the cache
+            auto one = [&](std::int64_t n) {
+                block(n / call.kv_heads, n % call.kv_heads, 0, origin_of(n).low, nullptr, 0);
+            };
+            parallel_for(call.threads, heads, one);
+        } else if (heads % call.threads == 0 || heads >= 4 * call.threads) {
+            // Whole heads to threads: what a thread packed is still near when it reads it.
+            auto one = [&](std::int64_t n) {
+                const Span span = origin_of(n);
+                const std::int64_t b = n / call.kv_heads, kv = n % call.kv_heads;
+                const std::int64_t room = padded(span.high - span.low);
+                const Scratch scratch(packed_numbers(span.high - span.low) *
+                                      static_cast<std::int64_t>(sizeof(A)));
+                A* packed = scratch.as<A>();
+                pack(b, kv, span.low, span.high, room, packed, packed + room * call.dim);
+                for (std::int64_t k = blocks - 1; k >= 0; --k)
+                    block(b, kv, k, span.low, packed, room);
+            };
+            parallel_for(call.threads, heads, one);
+        } else {
+            shared_heads(heads, origin_of);
+        }
+    }
+
+    // Fewer heads than would keep the threads busy: all is packed first, then blocks are shared out,
+    // those with the most keys (under a causal mask the last) first.
+    template <class Origin>
+    void shared_heads(std::int64_t heads, const Origin& origin_of) const {
+        const Scratch table(heads * static_cast<std::int64_t>(3 * sizeof(std::int64_t)));
+        std::int64_t* begin = table.as<std::int64_t>();
+        Span* spans = reinterpret_cast<Span*>(begin + heads);
+        std::int64_t numbers = 0;
+        for (std::int64_t n = 0; n < heads; ++n) {
+            spans[n] = origin_of(n);
+            begin[n] = numbers;
+            numbers += packed_numbers(spans[n].high - spans[n].low);
+        }
+        const Scratch scratch(numbers * static_cast<std::int64_t>(sizeof(A)));
+        A* packed = scratch.as<A>();
+        std::int64_t most_tiles = 0;
+        for (std::int64_t n = 0; n < heads; ++n)
+            most_tiles = most(most_tiles, padded(spans[n].high - spans[n].low) / TILE_KEYS);
+        auto fill_tile = [&](std::int64_t item) {
+            const std::int64_t n = item / most_tiles, t = item % most_tiles;
+            const std::int64_t low = spans[n].low + t * TILE_KEYS;
+            const std::int64_t high = least(low + TILE_KEYS, spans[n].high);
+            if (low >= high) return;
+            const std::int64_t room = padded(spans[n].high - spans[n].low);
+            A* keys = packed + begin[n];
+            pack(n / call.kv_heads, n % call.kv_heads, low, high, room,
+                 keys + t * TILE_KEYS * call.dim,
+                 keys + room * call.dim + t * TILE_KEYS * COLUMNS<A>);
+        };
+        parallel_for(call.threads, heads * most_tiles, fill_tile);
+        auto one = [&](std::int64_t item) {
+            const std::int64_t n = item % heads, k = blocks - 1 - item / heads;
+            block(n / call.kv_heads, n % call.kv_heads, k, spans[n].low, packed + begin[n],
+                  padded(spans[n].high - spans[n].low));
+        };
+        parallel_for(call.threads, heads * blocks, one);
+    }
+};
+
+void forward(const Forward& job) {
+    switch (job.call.dtype) {
+        case Dtype::f32: ForwardPass<float>(job).run(); break;
+        case Dtype::bf16: ForwardPass<Bf16>(job).run(); break;
+        case Dtype::f16: ForwardPass<F16>(job).run(); break;
+        case Dtype::f64: ForwardPass<double>(job).run(); break;
+    }
+}

@@ -1,0 +1,44 @@
+// The kernels, once. Each isa_*.cpp names its namespace and vectors and includes this.
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "attention.h"
+#include "scratch.h"
+#include "threads.h"
+
+#define HW_INLINE inline __attribute__((always_inline))
+
+namespace headwise::HEADWISE_ISA {
+// Unnamed inside: nothing compiled for one instruction set can be linked into another's code.
+namespace {
+
+#include "numbers.h"
+#include HEADWISE_VECTORS
+#include "vec.h"
+
+#include "pack.inl"
+#include "rows.inl"
+#include "slow.inl"
+#include "softmax.inl"
+#include "tile.inl"
+
+#include "forward.inl"
+
+}  // namespace
+
+extern const Kernels kernels;
+#define HEADWISE_WORD_(x) #x
+#define HEADWISE_WORD(x) HEADWISE_WORD_(x)
+const Kernels kernels{HEADWISE_WORD(HEADWISE_ISA), forward, nullptr, nullptr};
+
+}  // namespace headwise::HEADWISE_ISA

@@ -1,0 +1,109 @@
+// The two matrix products of a tile, held in registers. Each number is its own chain of fused
+// multiply-adds in one order, whatever the number of rows beside it.
+
+// scores (MR, PANEL) = q (MR, dim) · panel (dim, PANEL)
+template <int MR, class A>
+HW_INLINE void score_panel(const A* q, std::int64_t q_row, const A* panel, std::int64_t dim, A* scores,
+                           std::int64_t row) {
+    constexpr int w = W<A>;
+    VecOf<A> sum[MR][KEY_VECTORS];
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+        for (int n = 0; n < KEY_VECTORS; ++n) sum[i][n] = VecOf<A>{};
+    for (std::int64_t d = 0; d < dim; ++d) {
+        VecOf<A> k[KEY_VECTORS];
+#pragma GCC unroll 4
+        for (int n = 0; n < KEY_VECTORS; ++n) k[n] = load(panel + d * KEY_VECTORS * w + n * w);
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; ++i) {
+            const VecOf<A> x = fill(q[i * q_row + d]);
+#pragma GCC unroll 4
+            for (int n = 0; n < KEY_VECTORS; ++n) sum[i][n] = fma(x, k[n], sum[i][n]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+        for (int n = 0; n < KEY_VECTORS; ++n) store(scores + i * row + n * w, sum[i][n]);
+}
+
+// out (MR, NV vectors) = out · shrink + p (MR, n) · v (n, NV vectors)
+template <int MR, int NV, class A>
+HW_INLINE void value_panel(const A* p, std::int64_t p_row, const A* v, std::int64_t v_row,
+                           std::int64_t n, const A* shrink, A* out, std::int64_t out_row) {
+    constexpr int w = W<A>;
+    VecOf<A> sum[MR][NV];
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+        for (int c = 0; c < NV; ++c) sum[i][c] = VecOf<A>{};
+    for (std::int64_t j = 0; j < n; ++j) {
+        VecOf<A> x[NV];
+#pragma GCC unroll 4
+        for (int c = 0; c < NV; ++c) x[c] = load(v + j * v_row + c * w);
+#pragma GCC unroll 16
+        for (int i = 0; i < MR; ++i) {
+            const VecOf<A> weight = fill(p[i * p_row + j]);
+#pragma GCC unroll 4
+            for (int c = 0; c < NV; ++c) sum[i][c] = fma(weight, x[c], sum[i][c]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+        const VecOf<A> less = fill(shrink[i]);
+#pragma GCC unroll 4
+        for (int c = 0; c < NV; ++c) {
+            A* to = out + i * out_row + c * w;
+            store(to, fma(load(to), less, sum[i][c]));
+        }
+    }
+}
+
+// The same for any number of rows, in as few steps as there are registers for.
+template <int MR, class A>
+HW_INLINE void score_rows(std::int64_t rows, const A* q, std::int64_t q_row, const A* panel,
+                          std::int64_t dim, A* scores, std::int64_t row) {
+    if constexpr (MR == KEY_ROWS) {
+        for (; rows >= MR; rows -= MR, q += MR * q_row, scores += MR * row)
+            score_panel<MR>(q, q_row, panel, dim, scores, row);
+    }
+    if constexpr (MR > 1) {
+        if (rows == MR - 1) return score_panel<MR - 1>(q, q_row, panel, dim, scores, row);
+        return score_rows<MR - 1>(rows, q, q_row, panel, dim, scores, row);
+    }
+}
+
+template <int MR, int NV, class A>
+HW_INLINE void value_rows(std::int64_t rows, const A* p, std::int64_t p_row, const A* v,
+                          std::int64_t v_row, std::int64_t n, const A* shrink, A* out,
+                          std::int64_t out_row) {
+    if constexpr (MR == VALUE_ROWS) {
+        for (; rows >= MR; rows -= MR, p += MR * p_row, shrink += MR, out += MR * out_row)
+            value_panel<MR, NV>(p, p_row, v, v_row, n, shrink, out, out_row);
+    }
+    if constexpr (MR > 1) {
+        if (rows == MR - 1)
+            return value_panel<MR - 1, NV>(p, p_row, v, v_row, n, shrink, out, out_row);
+        return value_rows<MR - 1, NV>(rows, p, p_row, v, v_row, n, shrink, out, out_row);
+    }
+}
+
+// All columns of a tile: full panels, then the vectors that are left.
+template <class A>
+void weigh_values(std::int64_t rows, const A* p, std::int64_t p_row, const A* v,
+                  std::int64_t panel_size, std::int64_t n, std::int64_t dim, const A* shrink, A* out,
+                  std::int64_t out_row) {
+    constexpr int w = W<A>, columns = COLUMNS<A>;
+    for (std::int64_t c = 0; c < dim; c += columns, v += panel_size, out += columns) {
+        const std::int64_t vectors = (least<std::int64_t>(columns, dim - c) + w - 1) / w;
+        if (vectors == VALUE_VECTORS)
+            value_rows<VALUE_ROWS, VALUE_VECTORS>(rows, p, p_row, v, columns, n, shrink, out, out_row);
+        else if (vectors == 1)
+            value_rows<VALUE_ROWS, 1>(rows, p, p_row, v, columns, n, shrink, out, out_row);
+        else if (VALUE_VECTORS > 2 && vectors == 2)
+            value_rows<VALUE_ROWS, 2>(rows, p, p_row, v, columns, n, shrink, out, out_row);
+        else if (VALUE_VECTORS > 3)
+            value_rows<VALUE_ROWS, 3>(rows, p, p_row, v, columns, n, shrink, out, out_row);
+    }
+}
