@@ -133,41 +133,9 @@ struct ForwardPass {
 
     void finish(std::int64_t b, std::int64_t kv, std::int64_t begin, std::int64_t count,
                 const RowMask* mask, const RowState<A>* state, const A* sums) const {
-        for (std::int64_t r = 0; r < count; ++r) {
-            const std::int64_t head = kv * groups + (begin + r) % groups, i = (begin + r) / groups;
-            T* out = static_cast<T*>(job.output.data) + b * job.output.batch +
-                     head * job.output.head + i * job.output.row;
-            double m = state[r].m, l = state[r].l;
-            double lse = -INFINITY;
-            bool fine = mask[r].empty();
-            if (!fine && m > -INFINITY && m < INFINITY) {
-                double less = 1;
-                if (call.sinks) {
-                    const double sink = widen(static_cast<const T*>(call.sinks)[head]) *
-                                        1.4426950408889634;
-                    // The sink joins the denominator; it may be far above every score.
-                    const double top = sink > m ? sink : m;
-                    less = std::exp2(m - top);
-                    l = l * less + std::exp2(sink - top);
-                    m = top;
-                }
-                lse = m * 0.6931471805599453 + std::log(l);
-                const A share = static_cast<A>(less / l);
-                VecOf<A> bad{};
-                for (std::int64_t d = 0; d < call.value_dim; d += W<A>) {
-                    const VecOf<A> x = load(sums + r * value_width + d) * share;
-                    bad += x * A(0);  // 0 where x is finite, else NaN
-                    store_some(out + d, x, call.value_dim - d);
-                }
-                fine = lse - lse == 0 && sum<A>(bad) == A(0);
-            } else if (fine) {
-                for (std::int64_t d = 0; d < call.value_dim; ++d) out[d] = narrow<T>(0);
-            }
-            if (!fine) lse = slow_row<T>(call, b, head, i, out);
-            if (job.lse)
-                static_cast<A*>(job.lse)[(b * call.heads + head) * call.queries + i] =
-                    static_cast<A>(lse);
-        }
+        for (std::int64_t r = 0; r < count; ++r)
+            finish_row<T>(job, b, kv * groups + (begin + r) % groups, (begin + r) / groups, mask[r],
+                          state[r], sums + r * value_width);
     }
 
     void run() const {

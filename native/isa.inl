@@ -32,13 +32,15 @@ namespace {
 #include "softmax.inl"
 #include "tile.inl"
 
+#include "finish.inl"
 #include "forward.inl"
+#include "decode.inl"
 
 }  // namespace
 
 extern const Kernels kernels;
 #define HEADWISE_WORD_(x) #x
 #define HEADWISE_WORD(x) HEADWISE_WORD_(x)
-const Kernels kernels{HEADWISE_WORD(HEADWISE_ISA), forward, nullptr, nullptr};
+const Kernels kernels{HEADWISE_WORD(HEADWISE_ISA), forward, decode, nullptr};
 
 }  // namespace headwise::HEADWISE_ISA

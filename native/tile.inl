@@ -29,30 +29,30 @@ HW_INLINE void score_panel(const A* q, std::int64_t q_row, const A* panel, std::
 }
 
 // out (MR, NV vectors) = out · shrink + p (MR, n) · v (n, NV vectors)
-template <int MR, int NV, class A>
-HW_INLINE void value_panel(const A* p, std::int64_t p_row, const A* v, std::int64_t v_row,
+template <int MR, int NV, class T, class A = Arithmetic<T>>
+HW_INLINE void value_panel(const A* p, std::int64_t p_row, const T* v, std::int64_t v_row,
                            std::int64_t n, const A* shrink, A* out, std::int64_t out_row) {
     constexpr int w = W<A>;
     VecOf<A> sum[MR][NV];
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int c = 0; c < NV; ++c) sum[i][c] = VecOf<A>{};
     for (std::int64_t j = 0; j < n; ++j) {
         VecOf<A> x[NV];
-#pragma GCC unroll 4
-        for (int c = 0; c < NV; ++c) x[c] = load(v + j * v_row + c * w);
+#pragma GCC unroll 8
+        for (int c = 0; c < NV; ++c) x[c] = load_wide(v + j * v_row + c * w);
 #pragma GCC unroll 16
         for (int i = 0; i < MR; ++i) {
             const VecOf<A> weight = fill(p[i * p_row + j]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int c = 0; c < NV; ++c) sum[i][c] = fma(weight, x[c], sum[i][c]);
         }
     }
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i) {
         const VecOf<A> less = fill(shrink[i]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int c = 0; c < NV; ++c) {
             A* to = out + i * out_row + c * w;
             store(to, fma(load(to), less, sum[i][c]));
