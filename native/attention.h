@@ -80,7 +80,10 @@ struct Kernels {
     const char* isa;
     void (*forward)(const Forward&);
     void (*decode)(const Forward&);    // queries == 1
-    void (*backward)(const Backward&);
+    // False, and nothing written, where an input is not finite.
+    bool (*backward)(const Backward&);
+    void (*draws)(const Call&, std::int64_t first_row, std::int64_t rows, std::int64_t first_key,
+                  std::int64_t keys, float* out);
 };
 
 }  // namespace headwise

@@ -117,4 +117,43 @@ NB_MODULE(_native, m) {
     }, nb::arg("dtype"), nb::arg("sizes"), nb::arg("query"), nb::arg("key"), nb::arg("value"),
        nb::arg("runs").none(), nb::arg("bits").none(), nb::arg("bias").none(), nb::arg("sinks"),
        nb::arg("numbers"), nb::arg("seed"), nb::arg("threads"), nb::arg("output"), nb::arg("lse"));
+    m.def("backward", [](int dtype, nb::tuple sizes, nb::tuple query, nb::tuple key, nb::tuple value,
+                         nb::object runs, nb::object bits, nb::object bias, std::intptr_t sinks,
+                         nb::tuple numbers, std::uint64_t seed, int threads, nb::tuple output,
+                         nb::tuple grad_output, nb::tuple lses, nb::tuple grads,
+                         nb::object grad_bias) {
+        Backward job;
+        job.call = call_of(dtype, sizes, query, key, value, runs, bits, bias, sinks, numbers, seed,
+                           threads);
+        job.output = tensor(output);
+        job.grad_output = tensor(grad_output);
+        job.lse = pointer(lses, 0);
+        job.grad_lse = pointer(lses, 1);
+        job.grad_query = pointer(grads, 0);
+        job.grad_key = pointer(grads, 1);
+        job.grad_value = pointer(grads, 2);
+        job.grad_sinks = pointer(grads, 3);
+        if (!grad_bias.is_none()) {
+            job.grad_bias = pointer(grad_bias, 0);
+            job.grad_bias_at = {nullptr, integer(grad_bias, 1), integer(grad_bias, 2),
+                                integer(grad_bias, 3), integer(grad_bias, 4)};
+        }
+        const Kernels& k = kernels();
+        nb::gil_scoped_release unlocked;
+        return k.backward(job);
+    }, nb::arg("dtype"), nb::arg("sizes"), nb::arg("query"), nb::arg("key"), nb::arg("value"),
+       nb::arg("runs").none(), nb::arg("bits").none(), nb::arg("bias").none(), nb::arg("sinks"),
+       nb::arg("numbers"), nb::arg("seed"), nb::arg("threads"), nb::arg("output"),
+       nb::arg("grad_output"), nb::arg("lses"), nb::arg("grads"), nb::arg("grad_bias").none());
+    m.def("draws", [](std::int64_t batch, std::int64_t heads, std::int64_t queries, double dropout,
+                      std::uint64_t seed, std::int64_t first_row, std::int64_t rows,
+                      std::int64_t first_key, std::int64_t keys, std::intptr_t out) {
+        Call call;
+        call.batch = batch;
+        call.heads = heads;
+        call.queries = queries;
+        call.dropout = dropout;
+        call.seed = seed;
+        kernels().draws(call, first_row, rows, first_key, keys, reinterpret_cast<float*>(out));
+    });
 }

@@ -74,9 +74,9 @@ HW_INLINE void add_values(const A* weights, const T* value, std::int64_t row, st
     constexpr int w = W<A>, vectors = G == 1 ? 8 : G == 2 ? 4 : 2;
     std::int64_t d = 0;
     for (; d + vectors * w <= dim; d += vectors * w)
-        value_panel<G, vectors>(weights, STEP_KEYS, value + d, row, n, shrink, out + d, out_row);
+        value_panel<G, vectors>(weights, STEP_KEYS, 1, value + d, row, n, shrink, out + d, out_row);
     for (; d + w <= dim; d += w)
-        value_panel<G, 1>(weights, STEP_KEYS, value + d, row, n, shrink, out + d, out_row);
+        value_panel<G, 1>(weights, STEP_KEYS, 1, value + d, row, n, shrink, out + d, out_row);
     if (d < dim) {
         VecOf<A> total[G] = {};
         for (std::int64_t j = 0; j < n; ++j) {

@@ -127,8 +127,9 @@ struct ForwardPass {
                 drop(s, high - low, draw_of(call, b, head, i), low,
                      static_cast<A>(1.0 / (1.0 - call.dropout)));
         }
-        weigh_values(count, scores, TILE_KEYS, values, panel, high - low, call.value_dim, shrink, sums,
-                     value_width);
+        weigh_values<A>(count, call.value_dim,
+                        {scores, TILE_KEYS, 1, values, COLUMNS<A>, panel, high - low, shrink}, sums,
+                        value_width);
     }
 
     void finish(std::int64_t b, std::int64_t kv, std::int64_t begin, std::int64_t count,

@@ -35,12 +35,13 @@ namespace {
 #include "finish.inl"
 #include "forward.inl"
 #include "decode.inl"
+#include "backward.inl"
 
 }  // namespace
 
 extern const Kernels kernels;
 #define HEADWISE_WORD_(x) #x
 #define HEADWISE_WORD(x) HEADWISE_WORD_(x)
-const Kernels kernels{HEADWISE_WORD(HEADWISE_ISA), forward, decode, nullptr};
+const Kernels kernels{HEADWISE_WORD(HEADWISE_ISA), forward, decode, backward, draws};
 
 }  // namespace headwise::HEADWISE_ISA

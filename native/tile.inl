@@ -28,10 +28,12 @@ HW_INLINE void score_panel(const A* q, std::int64_t q_row, const A* panel, std::
         for (int n = 0; n < KEY_VECTORS; ++n) store(scores + i * row + n * w, sum[i][n]);
 }
 
-// out (MR, NV vectors) = out · shrink + p (MR, n) · v (n, NV vectors)
+// out (MR, NV vectors) = out · shrink + p (MR, n) · v (n, NV vectors), where weight (i, j) of p lies
+// at i · p_row + j · p_step: a turned-over p costs nothing, each weight is spread over a vector anyway.
 template <int MR, int NV, class T, class A = Arithmetic<T>>
-HW_INLINE void value_panel(const A* p, std::int64_t p_row, const T* v, std::int64_t v_row,
-                           std::int64_t n, const A* shrink, A* out, std::int64_t out_row) {
+HW_INLINE void value_panel(const A* p, std::int64_t p_row, std::int64_t p_step, const T* v,
+                           std::int64_t v_row, std::int64_t n, const A* shrink, A* out,
+                           std::int64_t out_row) {
     constexpr int w = W<A>;
     VecOf<A> sum[MR][NV];
 #pragma GCC unroll 16
@@ -44,7 +46,7 @@ HW_INLINE void value_panel(const A* p, std::int64_t p_row, const T* v, std::int6
         for (int c = 0; c < NV; ++c) x[c] = load_wide(v + j * v_row + c * w);
 #pragma GCC unroll 16
         for (int i = 0; i < MR; ++i) {
-            const VecOf<A> weight = fill(p[i * p_row + j]);
+            const VecOf<A> weight = fill(p[i * p_row + j * p_step]);
 #pragma GCC unroll 8
             for (int c = 0; c < NV; ++c) sum[i][c] = fma(weight, x[c], sum[i][c]);
         }
@@ -74,36 +76,48 @@ HW_INLINE void score_rows(std::int64_t rows, const A* q, std::int64_t q_row, con
     }
 }
 
+// What a product weighs its values by, and where they lie: panels `panel` numbers apart, rows of a
+// panel `v_row` apart.
+template <class A>
+struct Weighing {
+    const A* p;
+    std::int64_t p_row, p_step;
+    const A* v;
+    std::int64_t v_row, panel;
+    std::int64_t n;
+    const A* shrink;
+};
+
 template <int MR, int NV, class A>
-HW_INLINE void value_rows(std::int64_t rows, const A* p, std::int64_t p_row, const A* v,
-                          std::int64_t v_row, std::int64_t n, const A* shrink, A* out,
-                          std::int64_t out_row) {
+HW_INLINE void value_rows(std::int64_t rows, Weighing<A> by, A* out, std::int64_t out_row) {
     if constexpr (MR == VALUE_ROWS) {
-        for (; rows >= MR; rows -= MR, p += MR * p_row, shrink += MR, out += MR * out_row)
-            value_panel<MR, NV>(p, p_row, v, v_row, n, shrink, out, out_row);
+        for (; rows >= MR; rows -= MR, by.p += MR * by.p_row, by.shrink += MR, out += MR * out_row)
+            value_panel<MR, NV, A>(by.p, by.p_row, by.p_step, by.v, by.v_row, by.n, by.shrink, out,
+                                   out_row);
     }
     if constexpr (MR > 1) {
         if (rows == MR - 1)
-            return value_panel<MR - 1, NV>(p, p_row, v, v_row, n, shrink, out, out_row);
-        return value_rows<MR - 1, NV>(rows, p, p_row, v, v_row, n, shrink, out, out_row);
+            return value_panel<MR - 1, NV, A>(by.p, by.p_row, by.p_step, by.v, by.v_row, by.n,
+                                              by.shrink, out, out_row);
+        return value_rows<MR - 1, NV>(rows, by, out, out_row);
     }
 }
 
-// All columns of a tile: full panels, then the vectors that are left.
+// out (rows, dim) = out · shrink + p · v: full panels, then the vectors that are left. Columns up to
+// a whole number of vectors are written.
 template <class A>
-void weigh_values(std::int64_t rows, const A* p, std::int64_t p_row, const A* v,
-                  std::int64_t panel_size, std::int64_t n, std::int64_t dim, const A* shrink, A* out,
+void weigh_values(std::int64_t rows, std::int64_t dim, Weighing<A> by, A* out,
                   std::int64_t out_row) {
     constexpr int w = W<A>, columns = COLUMNS<A>;
-    for (std::int64_t c = 0; c < dim; c += columns, v += panel_size, out += columns) {
+    for (std::int64_t c = 0; c < dim; c += columns, by.v += by.panel, out += columns) {
         const std::int64_t vectors = (least<std::int64_t>(columns, dim - c) + w - 1) / w;
         if (vectors == VALUE_VECTORS)
-            value_rows<VALUE_ROWS, VALUE_VECTORS>(rows, p, p_row, v, columns, n, shrink, out, out_row);
+            value_rows<VALUE_ROWS, VALUE_VECTORS>(rows, by, out, out_row);
         else if (vectors == 1)
-            value_rows<VALUE_ROWS, 1>(rows, p, p_row, v, columns, n, shrink, out, out_row);
+            value_rows<VALUE_ROWS, 1>(rows, by, out, out_row);
         else if (VALUE_VECTORS > 2 && vectors == 2)
-            value_rows<VALUE_ROWS, 2>(rows, p, p_row, v, columns, n, shrink, out, out_row);
+            value_rows<VALUE_ROWS, 2>(rows, by, out, out_row);
         else if (VALUE_VECTORS > 3)
-            value_rows<VALUE_ROWS, 3>(rows, p, p_row, v, columns, n, shrink, out, out_row);
+            value_rows<VALUE_ROWS, 3>(rows, by, out, out_row);
     }
 }

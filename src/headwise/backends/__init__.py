@@ -39,7 +39,7 @@ class Backend(Protocol):
 
 
 # In order of preference. The float64 definition is for checking, so it is only taken by name.
-BACKENDS: tuple[Backend, ...] = (Sdpa(), Reference(), Native())
+BACKENDS: tuple[Backend, ...] = (Native(), Sdpa(), Reference())
 
 
 def choose(call: AttentionCall, backend: str | None = None) -> Backend:

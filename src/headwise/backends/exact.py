@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -48,9 +48,16 @@ def forward(call: AttentionCall, seed: int | None) -> tuple[Tensor, Tensor]:
 
 
 def backward(
-    call: AttentionCall, seed: int | None, grad_output: Tensor, grad_lse: Tensor | None
+    call: AttentionCall,
+    seed: int | None,
+    grad_output: Tensor,
+    grad_lse: Tensor | None,
+    factors: Callable[[slice, slice], Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """The gradients of `reference.backward`, in the accumulation dtype; dropout is drawn again."""
+    """The gradients of `reference.backward`, in the accumulation dtype; dropout is drawn again.
+
+    `factors(rows, keys)`: what a forward pass elsewhere multiplied these weights by in dropout.
+    """
     draw = _Dropout(call, seed)
     tensors = {name: getattr(call, name) for name in ("query", "key", "value", "bias", "sinks")}
     grads: dict[str, Tensor] = {
@@ -60,7 +67,9 @@ def backward(
     }
     for rows, keys in blocks(call):
         part = call.part(rows, keys)
-        drop = None if seed is None else draw(part)
+        drop = None
+        if seed is not None:
+            drop = draw(part) if factors is None else factors(rows, keys)
         d_lse = None if grad_lse is None else grad_lse[:, :, rows]
         for name, grad in reference.backward(part, grad_output[:, :, rows], d_lse, drop).items():
             whole = grads[name]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise import native
+from headwise.backends import exact
 from headwise.call import AttentionCall
 
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
@@ -52,7 +53,62 @@ class Native:
         grad_lse: Tensor | None,
         need_bias: bool,
     ) -> dict[str, Tensor]:
-        raise NotImplementedError("attention: the native backend has no backward pass yet")
+        wide = call.accumulate_dtype
+        grads = {
+            name: torch.empty(getattr(call, name).shape, dtype=wide)
+            for name in ("query", "key", "value")
+        }
+        if call.sinks is not None:
+            grads["sinks"] = torch.empty(call.sinks.shape, dtype=wide)
+        told, grad_bias = _Told(call, seed), None
+        if need_bias and call.bias is not None:
+            grads["bias"] = torch.zeros(call.bias.shape, dtype=wide)
+            grad_bias = _added(grads["bias"])
+        out, grad_out = _rows(output), _rows(grad_output)
+        lse = lse.contiguous()
+        d_lse = None if grad_lse is None else grad_lse.to(wide).contiguous()
+        done = native.module().backward(
+            *told.arguments,
+            _at(out),
+            _at(grad_out),
+            (lse.data_ptr(), 0 if d_lse is None else d_lse.data_ptr()),
+            tuple(
+                grads[name].data_ptr() if name in grads else 0
+                for name in ("query", "key", "value", "sinks")
+            ),
+            grad_bias,
+        )
+        if done:
+            return grads
+
+        # A NaN or an infinity came in. The definition knows which rows it reaches.
+        def factors(rows: slice, keys: slice) -> Tensor:
+            return draws(call, seed or 0, rows, keys)
+
+        return exact.backward(call, seed, grad_output, grad_lse, factors)
+
+
+def draws(call: AttentionCall, seed: int, rows: slice, keys: slice) -> Tensor:
+    """What this backend's dropout multiplies a tile's weights by: (B, Hq, rows, keys) float32.
+
+    A function of (seed, batch, head, query, key) alone: 0, or 1/(1 − p).
+    """
+    first, last, _ = rows.indices(call.query_length)
+    start, stop, _ = keys.indices(call.key_length)
+    out = torch.empty(call.batch, call.num_heads, last - first, stop - start)
+    native.module().draws(
+        call.batch,
+        call.num_heads,
+        call.query_length,
+        call.dropout,
+        seed,
+        first,
+        last - first,
+        start,
+        stop - start,
+        out.data_ptr(),
+    )
+    return out
 
 
 class _Told:
@@ -74,10 +130,7 @@ class _Told:
             kept.append(octets)
             bits = (octets.data_ptr(), *_strides(octets))
         if call.bias is not None:
-            added = call.bias if call.bias.dim() == 4 else call.bias[None, None]
-            kept.append(added)
-            key_stride = 0 if added.shape[3] == 1 else added.stride(3)
-            bias = (added.data_ptr(), *_strides(added), key_stride)
+            bias = _added(call.bias)
         sinks = None if call.sinks is None else call.sinks.contiguous()
         kept.append(sinks)
         self.kept = kept
@@ -102,6 +155,12 @@ class _Told:
             seed or 0,
             torch.get_num_threads(),
         )
+
+
+def _added(bias: Tensor) -> tuple[int, int, int, int, int]:
+    """Where a bias, or the gradient of one, lies: (L, S) or (b, h, l, s) with axes full or 1."""
+    bias = bias if bias.dim() == 4 else bias[None, None]
+    return bias.data_ptr(), *_strides(bias), 0 if bias.shape[3] == 1 else bias.stride(3)
 
 
 def _rows(tensor: Tensor) -> Tensor:
