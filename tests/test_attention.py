@@ -566,16 +566,19 @@ class TestBackends:
         assert backends.explain(AttentionCall(*qkv())) == dict.fromkeys(NAMES)
 
     def test_unknown_name(self):
-        with pytest.raises(ValueError, match="unknown backend 'fast'; there are sdpa, reference"):
+        with pytest.raises(ValueError, match="unknown backend 'fast'; there are native, sdpa, ref"):
             attention(*qkv(), backend="fast")
 
     def test_a_forced_backend_that_refuses_raises_with_its_reason(self, monkeypatch):
+        assert backends.choose(AttentionCall(*qkv())).name == "native"
+        monkeypatch.setattr(backends.native.Native, "refuse", lambda self, call: "never")
+        assert backends.choose(AttentionCall(*qkv())).name == "sdpa"
         monkeypatch.setattr(backends.sdpa.Sdpa, "refuse", lambda self, call: "not today")
         with pytest.raises(ValueError, match="'sdpa' refuses this call: not today"):
             attention(*qkv(), backend="sdpa")
         assert backends.choose(AttentionCall(*qkv())).name == "reference"
         monkeypatch.setattr(backends.reference.Reference, "refuse", lambda self, call: "nor today")
-        with pytest.raises(ValueError, match="sdpa: not today; reference: nor today"):
+        with pytest.raises(ValueError, match="native: never; sdpa: not today; reference: nor today"):
             attention(*qkv())
 
     def test_sdpa_on_an_accelerator_uses_the_public_function(self, monkeypatch):
