@@ -169,6 +169,16 @@ def test_streamed_equals_materialised(
     compare(*case)
 
 
+def test_a_head_without_rows_has_no_shares_in_bins_that_only_others_reach() -> None:
+    ids = torch.tensor([[1, 1], [1, 2]])
+    hides = torch.zeros(1, 2, 2, 2).double()
+    hides[0, 1, :, :] = -math.inf
+    hides[0, 1, 1, 0] = 0.0  # all that head 1 sees is another document in the second text
+    call = make(2, 2, 2, 2, 2, 3, 1, mask=masks.documents(ids) & masks.causal(), bias=hides)
+    at = torch.tensor([[0, 1], [0, 0]])  # and that text reaches only distance 0
+    compare(call, {"query_positions": at, "key_positions": at}, None)
+
+
 @pytest.mark.parametrize("tile", [None, (7, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_long_rows_and_the_strided_search_for_top_keys(

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import pad
 
 from headwise.call import AttentionCall, own_precision
 from headwise.masks import Mask
@@ -251,7 +252,11 @@ def _join(
         if name == "distance_histogram":
             # Positions may reach further in one batch element than in another.
             bins = max(part.shape[-1] for part in tensors)
-            tensors = [nn.functional.pad(part, (0, bins - part.shape[-1])) for part in tensors]
+            # A head without rows that count has no shares, in no bin.
+            tensors = [
+                torch.where(part[..., :1].isnan(), math.nan, pad(part, (0, bins - part.shape[-1])))
+                for part in tensors
+            ]
         stacked = torch.stack(tensors).cpu()
         wide = stacked.is_floating_point() and name != "top_weights"
         joined[name] = stacked.to(torch.float64) if wide else stacked
