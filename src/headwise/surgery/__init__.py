@@ -4,5 +4,6 @@ from headwise.surgery.families import Site, sites
 from headwise.surgery.prune import prune_heads
 from headwise.surgery.shape import load
 from headwise.surgery.share import share_kv
+from headwise.surgery.what_if import Variant, importance, what_if
 
-__all__ = ["Site", "load", "prune_heads", "share_kv", "sites"]
+__all__ = ["Site", "Variant", "importance", "load", "prune_heads", "share_kv", "sites", "what_if"]
