@@ -50,6 +50,8 @@ FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 UPWARD = {
     # A watched object shows itself: its statistics, and in a notebook the overview.
     ("watch", "statistics"),
+    # A layer made from another library's module, whose families surgery knows.
+    ("layer", "surgery"),
     ("__init__", "examine"),
     ("__init__", "report"),
 }

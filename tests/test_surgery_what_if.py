@@ -1,4 +1,4 @@
-"""what_if: the curve starts at the original, removes the least important, and leaves it as it was."""
+"""what_if: the curve starts at the original, goes by importance, and leaves the model as it was."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_least_important_first_and_never_a_whole_layer() -> None:
     found = Importance(values, values, values, values, 1)
     assert least_important(found, 2 / 6) == {"self/1": [2, 1]}
     assert least_important(found, 4 / 6) == {"self/1": [2, 1], "self/0": [0, 2]}
-    with pytest.raises(BadInput, match="each of the 2 layers keeps one: at most 0.67"):
+    with pytest.raises(BadInput, match=r"each of the 2 layers keeps one: at most 0\.67"):
         least_important(found, 0.9)
 
 

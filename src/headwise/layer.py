@@ -283,6 +283,16 @@ class MultiHeadAttention(nn.Module):
         _copy(layer.out_proj.bias, module.out_proj.bias, 0, False)
         return layer.train(module.training)
 
+    @classmethod
+    def from_hf(cls, module: nn.Module, *, position: Position | None = None) -> MultiHeadAttention:
+        """The same layer from a Hugging Face attention module, or a fused one as in timm.
+
+        See `headwise.surgery.from_hf` for the families, and the errors raised.
+        """
+        from headwise.surgery import from_hf
+
+        return from_hf(module, position=position)
+
     def parts(
         self,
         x: Tensor,
