@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_surgery import _model
 from torch import nn
 
 from headwise import MultiHeadAttention
 from headwise.errors import BadInput
 from headwise.masks import causal
 from headwise.surgery import from_hf, sites
+from test_surgery import _model
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""What the outputs of heads span and how alike they are: effective rank, stable rank, linear CKA.
+
+Rows come in pieces, (rows, heads, features); only features × features sums are kept, so memory does
+not grow with the number of rows at all.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.errors import BadInput
+
+
+class HeadOutputs:
+    """Running sums over the outputs of H heads of D features, in float64.
+
+    effective_rank: e^{entropy of the normalised singular values} of a head's outputs (Roy &
+    Vetterli 2007). stable_rank: ‖A‖²_F / ‖A‖²_2. cka: linear CKA of centred outputs (Kornblith et
+    al. 2019, arXiv 1905.00414, equation for linear kernels). Singular values come from the Gram
+    matrix, so those below 1e-8 of the largest are lost in rounding.
+    """
+
+    def __init__(self, heads: int, features: int) -> None:
+        self.rows = 0
+        self._sum = torch.zeros(heads, features, dtype=torch.float64)
+        self._cross = torch.zeros(heads, heads, features, features, dtype=torch.float64)
+
+    def add(self, outputs: Tensor) -> None:
+        """outputs: (rows, H, D).
+
+        Raises:
+            BadInput: another shape.
+        """
+        if outputs.dim() != 3 or outputs.shape[1:] != self._sum.shape:
+            heads, features = self._sum.shape
+            raise BadInput(
+                f"HeadOutputs: wanted (rows, {heads}, {features}), got {tuple(outputs.shape)}"
+            )
+        x = outputs.detach().to("cpu", torch.float64)
+        self.rows += len(x)
+        self._sum += x.sum(0)
+        self._cross += torch.einsum("nhd,ngf->hgdf", x, x)
+
+    def _singular(self) -> Tensor:
+        if self.rows == 0:
+            raise BadInput("HeadOutputs: no rows were added")
+        gram = self._cross.diagonal(dim1=0, dim2=1).permute(2, 0, 1)
+        return torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
+
+    def effective_rank(self) -> Tensor:
+        """(H,), from 1 to D; NaN where a head's outputs are all 0."""
+        values = self._singular()
+        share = values / values.sum(-1, keepdim=True)
+        return torch.special.entr(share).sum(-1).exp()
+
+    def stable_rank(self) -> Tensor:
+        """(H,), from 1 to D; NaN where a head's outputs are all 0."""
+        squares = self._singular().square()
+        return squares.sum(-1) / squares.amax(-1)
+
+    def cka(self) -> Tensor:
+        """(H, H), 1 on the diagonal; NaN where a head's outputs do not vary.
+
+        Raises:
+            BadInput: fewer than two rows.
+        """
+        if self.rows < 2:
+            raise BadInput(f"HeadOutputs.cka: wanted at least 2 rows, got {self.rows}")
+        mean = self._sum / self.rows
+        centred = self._cross - self.rows * torch.einsum("hd,gf->hgdf", mean, mean)
+        square = centred.square().sum((2, 3))
+        own = square.diagonal().sqrt()
+        return square / (own[:, None] * own[None, :])
