@@ -12,11 +12,11 @@ PYTEST_ARGS ?=
 JOBS ?= 2
 MUTANTS_ARGS ?=
 
-.PHONY: help venv report test quick conformance mutants lint types bench picture browser models clean distclean
+.PHONY: help venv report test quick native-check conformance mutants lint types bench picture browser models clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 venv: $(STAMP)  ## .venv with the pinned dependencies and this package, editable
 
@@ -50,6 +50,23 @@ quick: $(STAMP)  ## the tests that need no pretrained model, no browser and litt
 
 mutants: $(STAMP)  ## do the tests notice small faults? One at a time (10 to 20 minutes)
 	$(BIN)/python tests/mutations.py $(MUTANTS_ARGS)
+
+# Two more builds of the kernels: plain vectors as wide as AVX-512's, so that its shapes are tested on
+# any machine; and one under the address and undefined-behaviour sanitizers.
+native-check: $(STAMP)  ## the kernel's tests on wide plain vectors, and under the sanitizers
+	CC=gcc CXX=g++ $(BIN)/cmake -S . -B build/wide -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DHEADWISE_PORTABLE_BYTES=64 >/dev/null
+	$(BIN)/ninja -C build/wide
+	HEADWISE_ISA=portable HEADWISE_TEST_NATIVE=$$(ls build/wide/_native*.so) OMP_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest -q -n $(JOBS) tests/test_native_kernel.py -k portable
+	CC=gcc CXX=g++ $(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DHEADWISE_SANITIZE=address,undefined >/dev/null
+	$(BIN)/ninja -C build/sanitize
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=1 \
+	  HEADWISE_TEST_NATIVE=$$(ls build/sanitize/_native*.so) \
+	  $(BIN)/python -m pytest -q -n $(JOBS) tests/test_native_kernel.py \
+	  -k "not memory and not fork"
 
 conformance: $(STAMP)  ## what other libraries expect: ONNX's node tests, PyTorch's attention
 	$(BIN)/python -m pytest -q tests/conformance $(PYTEST_ARGS)

@@ -1,54 +1,64 @@
-// Plain 16-byte vectors: NEON on arm64, SSE2 on x86-64, whatever the compiler has elsewhere.
+// Plain vectors: NEON on arm64, SSE2 on x86-64, whatever the compiler has elsewhere. A build for tests
+// makes them as wide as AVX-512's, so that its shapes run on any machine.
 
-constexpr int BYTES = 16;
+#if !defined(HEADWISE_BYTES)
+#define HEADWISE_BYTES 16
+#endif
+#if !defined(HEADWISE_REGISTERS)
 #if defined(__aarch64__)
-constexpr int REGISTERS = 32;
+#define HEADWISE_REGISTERS 32
 #else
-constexpr int REGISTERS = 16;
+#define HEADWISE_REGISTERS 16
+#endif
 #endif
 
-typedef float F32x4 __attribute__((vector_size(16)));
-typedef double F64x2 __attribute__((vector_size(16)));
-typedef std::int32_t I32x4 __attribute__((vector_size(16)));
-typedef std::int64_t I64x2 __attribute__((vector_size(16)));
+constexpr int BYTES = HEADWISE_BYTES;
+constexpr int REGISTERS = HEADWISE_REGISTERS;
+
+typedef float F32 __attribute__((vector_size(HEADWISE_BYTES)));
+typedef double F64 __attribute__((vector_size(HEADWISE_BYTES)));
+typedef std::int32_t I32 __attribute__((vector_size(HEADWISE_BYTES)));
+typedef std::int64_t I64 __attribute__((vector_size(HEADWISE_BYTES)));
 
 template <class A>
 struct VecTypes;
 template <>
 struct VecTypes<float> {
-    using real = F32x4;
-    using integer = I32x4;
+    using real = F32;
+    using integer = I32;
 };
 template <>
 struct VecTypes<double> {
-    using real = F64x2;
-    using integer = I64x2;
+    using real = F64;
+    using integer = I64;
 };
 template <class A>
 using VecOf = typename VecTypes<A>::real;
 template <class A>
 using IntOf = typename VecTypes<A>::integer;
 
-#if defined(__aarch64__)
-HW_INLINE F32x4 fma(F32x4 a, F32x4 b, F32x4 c) {
-    return (F32x4)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#if defined(__aarch64__) && HEADWISE_BYTES == 16
+HW_INLINE F32 fma(F32 a, F32 b, F32 c) {
+    return (F32)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
-HW_INLINE F64x2 fma(F64x2 a, F64x2 b, F64x2 c) {
-    return (F64x2)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+HW_INLINE F64 fma(F64 a, F64 b, F64 c) {
+    return (F64)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
 }
 #else
 // No fused instruction to rely on: rounded twice, everywhere alike.
-HW_INLINE F32x4 fma(F32x4 a, F32x4 b, F32x4 c) { return a * b + c; }
-HW_INLINE F64x2 fma(F64x2 a, F64x2 b, F64x2 c) { return a * b + c; }
+HW_INLINE F32 fma(F32 a, F32 b, F32 c) { return a * b + c; }
+HW_INLINE F64 fma(F64 a, F64 b, F64 c) { return a * b + c; }
 #endif
-HW_INLINE F32x4 maximum(F32x4 a, F32x4 b) { return a > b ? a : b; }
-HW_INLINE F64x2 maximum(F64x2 a, F64x2 b) { return a > b ? a : b; }
+HW_INLINE F32 maximum(F32 a, F32 b) { return a > b ? a : b; }
+HW_INLINE F64 maximum(F64 a, F64 b) { return a > b ? a : b; }
 
 template <class T>
-HW_INLINE F32x4 load_half(const T* p) {
-    return F32x4{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])};
+HW_INLINE F32 load_half(const T* p) {
+    F32 v;
+    for (int i = 0; i < BYTES / 4; ++i) v[i] = widen(p[i]);
+    return v;
 }
 template <class T>
-HW_INLINE void store_half(T* p, F32x4 v) {
-    for (int i = 0; i < 4; ++i) p[i] = narrow<T>(v[i]);
+HW_INLINE void store_half(T* p, F32 v) {
+    for (int i = 0; i < BYTES / 4; ++i) p[i] = narrow<T>(v[i]);
 }

@@ -7,13 +7,29 @@ model it is fetched, and where that fails the test fails with pip's reason.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 
 import hypothesis
 import pytest
 import torch
 
-from headwise import models
+
+def _other_native() -> None:
+    """Another build of the kernels in place of the installed one (`make native-check`)."""
+    path = os.environ.get("HEADWISE_TEST_NATIVE")
+    if path:
+        spec = importlib.util.spec_from_file_location("headwise._native", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules["headwise._native"] = module
+
+
+_other_native()
+
+from headwise import models  # noqa: E402
 
 PACKAGED_FIXTURES = {"smollm2", "minilm", "whisper_tiny", "dino"}
 
