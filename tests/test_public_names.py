@@ -17,6 +17,7 @@ NAMES = [
     "RelativeBias",
     "RollingKVCache",
     "Rotary",
+    "accelerated",
     "attention",
     "causal",
     "choose",

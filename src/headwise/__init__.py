@@ -1,5 +1,6 @@
 """headwise: multi-head attention that is right, fast, visible and decidable."""
 
+from headwise.accelerated import accelerated
 from headwise.attention import attention, merge
 from headwise.backends import choose, explain
 from headwise.cache import KVCache, RollingKVCache
@@ -38,6 +39,7 @@ __all__ = [
     "RelativeBias",
     "RollingKVCache",
     "Rotary",
+    "accelerated",
     "attention",
     "causal",
     "choose",

@@ -239,8 +239,9 @@ class AttentionCall:
 
 def own_precision(device: torch.device) -> AbstractContextManager[object]:
     """Autocast off: inside, float32 is a decision, and autocast would round products to half."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return nullcontext()  # entering torch.autocast costs more than a small call
     return torch.autocast(device.type, enabled=False)
 
 

@@ -7,14 +7,19 @@ A mask is an object that says what it means, so its polarity cannot be misread. 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from headwise.intervals import CompiledMask, Everything, Mask, Sizes, from_grid, unexpand
 
 Align = Literal["end", "start"]
+
+# Runs of at most so many rows are kept for the next layer: 64 of them hold 32 MiB at the most.
+MOST_KEPT_ROWS = 1 << 16
 
 
 # --- the ways to say what may be seen ------------------------------------------------------------
@@ -30,17 +35,37 @@ class _Band(Mask):
     offset: int | Tensor | None = None
 
     def lower(self, sizes: Sizes) -> CompiledMask:
+        causal = self.left is None and self.right == 0 and self.offset is None
+        causal = causal and (self.align == "end" or sizes.queries == sizes.keys)
+        if causal and sizes.queries == 1 and sizes.keys > 0:
+            return CompiledMask(sizes, is_full=True)
+        if self._can_be_kept(sizes):
+            runs = _kept_runs(self.left, self.right, self.align, self.offset, *sizes[2:4])
+        else:
+            runs = self.runs(sizes)
+        return CompiledMask(sizes, runs, is_causal=causal)
+
+    def runs(self, sizes: Sizes) -> Tensor:
         shift = self._shift(sizes)
         own = torch.arange(sizes.queries, device=sizes.device) + shift
         low = torch.zeros_like(own) if self.left is None else own - self.left
         high = torch.full_like(own, sizes.keys) if self.right is None else own + self.right + 1
         low, high = low.clamp(0, sizes.keys), high.clamp(0, sizes.keys)
         runs = torch.stack((low, torch.maximum(low, high)), dim=-1).to(torch.int32)
-        causal = self.left is None and self.right == 0 and self.offset is None
-        causal = causal and (self.align == "end" or sizes.queries == sizes.keys)
-        if causal and sizes.queries == 1 and sizes.keys > 0:
-            return CompiledMask(sizes, is_full=True)
-        return CompiledMask(sizes, runs[:, None, :, None, :], is_causal=causal)
+        return runs[:, None, :, None, :]
+
+    def _can_be_kept(self, sizes: Sizes) -> bool:
+        """Whether the runs follow from a few numbers: then they are made once, not in every layer.
+
+        Making them takes longer than a small call's arithmetic.
+        """
+        return (
+            not torch.compiler.is_compiling()  # first: a traced size must not be compared
+            and _get_current_dispatch_mode() is None
+            and sizes.device.type == "cpu"
+            and sizes.queries <= MOST_KEPT_ROWS
+            and not isinstance(self.offset, Tensor)
+        )
 
     def _shift(self, sizes: Sizes) -> int | Tensor:
         """Key position of query 0: (B, 1), or one number for every batch element."""
@@ -55,6 +80,16 @@ class _Band(Mask):
                 )
             return self.offset.to(sizes.device)[:, None]
         return torch.full((1, 1), self.offset, device=sizes.device)
+
+
+@lru_cache(maxsize=64)
+def _kept_runs(
+    left: int | None, right: int | None, align: Align, offset: int | None, queries: int, keys: int
+) -> Tensor:
+    # Made outside inference mode: autograd may not save what was made inside.
+    with torch.inference_mode(False):
+        sizes = Sizes(1, 1, queries, keys, torch.device("cpu"))
+        return _Band(left, right, align, offset).runs(sizes)
 
 
 @dataclass(frozen=True, eq=False)
