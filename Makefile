@@ -93,7 +93,8 @@ lint: $(STAMP)  ## ruff: lint and format
 types: $(STAMP)  ## mypy
 	$(BIN)/mypy src
 
-bench: $(STAMP)  ## time and memory of a report at 1k to 8k tokens
+bench: $(STAMP)  ## the kernel beside torch; time and memory of a report at 1k to 8k tokens
+	$(BIN)/python -m benchmarks.kernel
 	$(BIN)/python -m benchmarks.report_cost
 
 picture: $(STAMP) report browser  ## the picture of the README, from report.html

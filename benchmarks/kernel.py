@@ -1,0 +1,283 @@
+"""The native kernel beside torch's: paired timing, after the answers were checked.
+
+A B A B in one process, the median of the ratios. Correctness is asserted against float64 before
+anything is timed: the error must not be larger than torch's own, give or take rounding.
+
+    python -m benchmarks.kernel [--seconds 0.5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import headwise
+from headwise import attention, backends, causal, native, padding, window
+from headwise.call import AttentionCall
+
+OUT = Path("bench/kernel.json")
+
+
+class Case(NamedTuple):
+    """What is computed, by us and by torch; `work` in floating-point operations, or bytes read."""
+
+    name: str
+    ours: Callable[[], Any]
+    torchs: Callable[[], Any]
+    work: float
+    unit: str
+    check: Callable[[], None]
+
+
+def qkv(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    batch, heads, kv_heads, queries, keys, dim = shape
+    made = torch.Generator().manual_seed(0)
+    sizes = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
+    return [torch.randn(batch, h, n, dim, generator=made).to(dtype) for h, n in sizes]
+
+
+def no_worse(ours: Tensor, torchs: Tensor, exact: Tensor, name: str) -> None:
+    """Assert that our largest error is at most torch's, with room for one rounding."""
+    mine = float((ours.double() - exact).abs().max())
+    its = float((torchs.double() - exact).abs().max())
+    room = torch.finfo(ours.dtype).eps * float(exact.abs().max())
+    assert mine <= its + room, f"{name}: error {mine:.3g}, torch's {its:.3g}"
+
+
+def exact(query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
+    wide = (query.double(), key.double(), value.double())
+    return attention(*wide, backend="reference", **more)
+
+
+def prefill(name: str, shape: tuple[int, ...], dtype: torch.dtype, is_causal: bool) -> Case:
+    query, key, value = qkv(shape, dtype)
+    mask = causal() if is_causal else None
+
+    def ours() -> Tensor:
+        return attention(query, key, value, mask, backend="native")
+
+    def torchs() -> Tensor:
+        return scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+
+    def check() -> None:
+        no_worse(ours(), torchs(), exact(query, key, value, mask=mask), name)
+
+    batch, heads, _, queries, keys, dim = shape
+    work = 4.0 * batch * heads * queries * keys * dim / (2 if is_causal else 1)
+    return Case(name, ours, torchs, work, "GFLOP/s", check)
+
+
+def decode(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
+    query, key, value = qkv(shape, dtype)
+
+    def ours() -> Tensor:
+        return attention(query, key, value, causal(), backend="native")
+
+    def torchs() -> Tensor:
+        return scaled_dot_product_attention(query, key, value, enable_gqa=True)
+
+    def check() -> None:
+        no_worse(ours(), torchs(), exact(query, key, value), name)
+
+    return Case(name, ours, torchs, 2.0 * key.numel() * key.element_size(), "GB/s", check)
+
+
+def masked(name: str, shape: tuple[int, ...], dtype: torch.dtype, mask: headwise.Mask) -> Case:
+    query, key, value = qkv(shape, dtype)
+    dense = mask.dense(shape[3], shape[4], batch=shape[0])
+    seen = float(dense.expand(shape[0], 1, shape[3], shape[4]).sum())
+
+    def ours() -> Tensor:
+        return attention(query, key, value, mask, backend="native")
+
+    def torchs() -> Tensor:
+        return scaled_dot_product_attention(query, key, value, attn_mask=dense)
+
+    def check() -> None:
+        no_worse(ours(), torchs(), exact(query, key, value, mask=mask), name)
+
+    return Case(name, ours, torchs, 4.0 * seen * shape[1] * shape[5], "GFLOP/s", check)
+
+
+def dropout(name: str, shape: tuple[int, ...]) -> Case:
+    query, key, value = qkv(shape, torch.float32)
+
+    def ours() -> Tensor:
+        return attention(query, key, value, dropout=0.1, backend="native")
+
+    def torchs() -> Tensor:
+        return scaled_dot_product_attention(query, key, value, dropout_p=0.1)
+
+    def check() -> None:
+        # Random on both sides: the mean over many draws is the attention without dropout.
+        mean = sum(ours() for _ in range(40)) / 40
+        assert isinstance(mean, Tensor)
+        off = float((mean.double() - exact(query, key, value)).abs().mean())
+        assert off < 0.02, f"{name}: mean of 40 draws is off by {off:.3g}"
+
+    batch, heads, _, queries, keys, dim = shape
+    return Case(name, ours, torchs, 4.0 * batch * heads * queries * keys * dim, "GFLOP/s", check)
+
+
+def backward(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
+    query, key, value = qkv(shape, dtype)
+    pull = torch.randn(query.shape).to(dtype)
+    kernel = backends.get("native")
+    call = AttentionCall(query, key, value, causal())
+    output, lse = kernel.forward(call, None, True)
+    assert lse is not None
+    its_output, its_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, True
+    )
+
+    def ours() -> Any:
+        return kernel.backward(call, None, output, lse, pull, None, False)
+
+    def torchs() -> Any:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            pull, query, key, value, its_output, its_lse, 0.0, True
+        )
+
+    def check() -> None:
+        leaves = [t.double().requires_grad_() for t in (query, key, value)]
+        out = attention(*leaves, causal(), backend="reference")
+        wanted = torch.autograd.grad(out, leaves, pull.double())
+        found, its = ours(), torchs()
+        for which, want, other in zip(("query", "key", "value"), wanted, its, strict=True):
+            no_worse(found[which].to(dtype), other, want, f"{name}: {which}")
+
+    batch, heads, _, queries, keys, dim = shape
+    return Case(
+        name, ours, torchs, 10.0 * batch * heads * queries * keys * dim / 2, "GFLOP/s", check
+    )
+
+
+def layer(name: str, need_weights: bool) -> Case:
+    torch.manual_seed(0)
+    theirs = torch.nn.MultiheadAttention(512, 8, batch_first=True).eval()
+    mine = headwise.MultiHeadAttention.from_torch(theirs).eval()
+    x = torch.randn(1, 512, 512)
+
+    def ours() -> Any:
+        return mine(x)
+
+    def torchs() -> Any:
+        return theirs(x, x, x, need_weights=need_weights)[0]
+
+    def check() -> None:
+        torch.testing.assert_close(ours(), torchs(), rtol=1e-4, atol=1e-5)
+
+    work = 4.0 * 8 * 512 * 512 * 64 + 8.0 * 512 * 512 * 512
+    return Case(name, ours, torchs, work, "GFLOP/s", check)
+
+
+def cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    found = []
+    for word, dtype in (("fp32", f32), ("bf16", bf16)):
+        for shape in (
+            (1, 12, 12, 128, 128, 64),
+            (1, 8, 8, 512, 512, 64),
+            (1, 8, 8, 2048, 2048, 64),
+        ):
+            size = f"{shape[0]}×{shape[1]}×{shape[3]}×{shape[5]}"
+            found.append(prefill(f"{word} full {size}", shape, dtype, False))
+            found.append(prefill(f"{word} causal {size}", shape, dtype, True))
+        found.append(decode(f"{word} decode 8 heads, 8192 keys", (1, 8, 8, 1, 8192, 64), dtype))
+        found.append(
+            backward(f"{word} backward 1×8×1024×64, causal", (1, 8, 8, 1024, 1024, 64), dtype)
+        )
+        lengths = torch.tensor([256, 204, 186, 164, 140, 120, 90, 70])
+        found.append(
+            masked(f"{word} padded batch 8×12×256×64, fill 0.6", (8, 12, 12, 256, 256, 64), dtype,
+                   padding(lengths=lengths))
+        )  # fmt: skip
+    found.append(decode("bf16 decode 32:8 heads, 8192 keys", (1, 32, 8, 1, 8192, 128), bf16))
+    found.append(masked("fp32 window 256 of 8192", (1, 8, 8, 8192, 8192, 64), f32, window(256)))
+    found.append(dropout("fp32 dropout 0.1, 8×12×256×64", (8, 12, 12, 256, 256, 64)))
+    found.append(layer("layer 1×512×512, torch without weights", False))
+    found.append(layer("layer 1×512×512, torch with weights", True))
+    return found
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def paired(case: Case, budget: float) -> dict[str, Any]:
+    case.check()
+    times = [(seconds(case.ours), seconds(case.torchs))]  # warm-up, not counted
+    begin, times = time.perf_counter(), []
+    while len(times) < 5 or (time.perf_counter() - begin < budget and len(times) < 400):
+        times.append((seconds(case.ours), seconds(case.torchs)))
+    return {
+        "name": case.name,
+        "unit": case.unit,
+        "ours": case.work / 1e9 / statistics.median(mine for mine, _ in times),
+        "torch": case.work / 1e9 / statistics.median(its for _, its in times),
+        "ratio": statistics.median(its / mine for mine, its in times),
+        "pairs": len(times),
+    }
+
+
+def limits() -> dict[str, float]:
+    """What this machine can do: matrix products in fp32 (GFLOP/s), and reading (GB/s)."""
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    long = torch.randn(64 << 20)
+    product = statistics.median(seconds(lambda: a @ b) for _ in range(9))
+    read = statistics.median(seconds(lambda: long.sum()) for _ in range(9))
+    return {"product": 2 * 2048**3 / 1e9 / product, "read": long.numel() * 4 / 1e9 / read}
+
+
+@torch.no_grad()
+def _measure(budget: float) -> dict[str, Any]:
+    limit = limits()
+    product, read = limit["product"], limit["read"]
+    print(f"{native.isa()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(f"this machine: matrix product {product:.0f} GFLOP/s, read {read:.1f} GB/s")
+    print(f"\n{'':44}{'headwise':>10}{'torch':>9}{'ratio':>8}{'of limit':>10}")
+    rows = []
+    for case in cases():
+        with torch.enable_grad() if "backward" in case.name else torch.no_grad():
+            row = paired(case, budget)
+        row["of_limit"] = row["ours"] / limit["product" if row["unit"] == "GFLOP/s" else "read"]
+        rows.append(row)
+        print(
+            f"{row['name']:44}{row['ours']:>10.1f}{row['torch']:>9.1f}{row['ratio']:>7.2f}×"
+            f"{row['of_limit']:>9.0%}"
+        )
+    return {
+        "isa": native.isa(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "machine": platform.processor() or platform.machine(),
+        "limits": limit,
+        "rows": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=1.0, help="time for each comparison")
+    found = _measure(parser.parse_args().seconds)
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text(json.dumps(found, indent=1))
+    print(f"\nGFLOP/s of useful work, GB/s for decode; wrote {OUT}")
+
+
+if __name__ == "__main__":
+    main()
