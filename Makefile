@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 JOBS ?= 2
 MUTANTS_ARGS ?=
 
-.PHONY: help venv report test quick native-check conformance mutants lint types bench picture browser models clean distclean
+.PHONY: help venv report test quick native-check native-arm conformance mutants lint types bench picture browser models clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -67,6 +67,18 @@ native-check: $(STAMP)  ## the kernel's tests on wide plain vectors, and under t
 	  HEADWISE_TEST_NATIVE=$$(ls build/sanitize/_native*.so) \
 	  $(BIN)/python -m pytest -q -n $(JOBS) tests/test_native_kernel.py \
 	  -k "not memory and not fork"
+
+# Needs Debian's g++-aarch64-linux-gnu and qemu-user; as root they are installed.
+native-arm:  ## the plain-vector kernel as NEON, compiled for 64-bit Arm and run in an emulator
+	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user >/dev/null; } || \
+	  { echo "native-arm: install g++-aarch64-linux-gnu and qemu-user (Debian) first"; exit 1; }
+	@mkdir -p build/arm
+	aarch64-linux-gnu-g++ -std=c++20 -O3 -static -ffp-contract=off -fno-math-errno -Wno-psabi \
+	  native/check.cpp native/isa_portable.cpp native/scratch.cpp native/threads.cpp -ldl \
+	  -o build/arm/check 2>/dev/null
+	qemu-aarch64 build/arm/check
 
 conformance: $(STAMP)  ## what other libraries expect: ONNX's node tests, PyTorch's attention
 	$(BIN)/python -m pytest -q tests/conformance $(PYTEST_ARGS)

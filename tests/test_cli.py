@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 import headwise
-from headwise import cli
+from headwise import cli, native
 from headwise.record import Record, read, write
 
 MODULE = """
@@ -181,7 +181,7 @@ def test_info_and_models(run):
     done = run("info")
     assert done.returncode == 0
     assert f"headwise          {headwise.__version__}" in done.stdout
-    assert "instruction sets" in done.stdout and "portable" in done.stdout
+    assert f"native kernel     {native.isa()}, of " in done.stdout and "portable" in done.stdout
     assert "sdpa, reference" in done.stdout
     done = run("models")
     assert done.returncode == 0

@@ -19,6 +19,10 @@ class BadInput(HeadwiseError):
     """An input that the model cannot take: empty, too long, unreadable."""
 
 
+class BadSetting(HeadwiseError, ValueError):
+    """An environment variable that asks for what is unknown or cannot be had."""
+
+
 class BadFile(HeadwiseError):
     """A file that is corrupt or is not what its name says."""
 

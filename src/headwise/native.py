@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
+from headwise.errors import BadSetting
+
 ISAS = ("avx512bf16", "avx512", "avx2", "portable")
 
 _ready: ModuleType | None = None
@@ -19,7 +21,7 @@ def module() -> ModuleType:
 
     Raises:
         ImportError: the package was copied instead of installed, so nothing was compiled.
-        ValueError: HEADWISE_ISA names an instruction set that is unknown or that cannot run here.
+        BadSetting: (a ValueError) HEADWISE_ISA names an instruction set that is unknown or that cannot run here.
     """
     global _ready
     if _ready is None:
@@ -27,7 +29,7 @@ def module() -> ModuleType:
         wanted = os.environ.get("HEADWISE_ISA")
         if wanted and not _native.use(wanted):
             kind = "cannot run on this CPU" if wanted in ISAS else "is not known"
-            raise ValueError(
+            raise BadSetting(
                 f"HEADWISE_ISA={wanted}: this instruction set {kind}; wanted one of "
                 f"{', '.join(_native.runnable())}"
             )
@@ -60,7 +62,7 @@ def isa() -> str:
     """The instruction set of the kernels that run, as the kernels themselves say.
 
     Raises:
-        ImportError, ValueError: as `module`.
+        ImportError, BadSetting: as `module`.
     """
     return str(module().isa())
 

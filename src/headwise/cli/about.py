@@ -32,7 +32,7 @@ def info() -> None:
     from headwise.backends import BACKENDS
 
     try:
-        isa = ", ".join(native.supported())
+        isa = f"{native.isa()}, of {', '.join(native.supported())}"
     except ImportError as error:
         isa = f"unknown: {error}"
     console = terminal()
@@ -40,7 +40,7 @@ def info() -> None:
         ("headwise", __version__),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
         ("python", f"{platform.python_version()} on {platform.machine()}"),
-        ("instruction sets", isa),
+        ("native kernel", isa),
         ("backends", ", ".join(backend.name for backend in BACKENDS)),
     ):
         console.print(f"{name:<17} {value}", highlight=False, markup=False)
