@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 JOBS ?= 2
 MUTANTS_ARGS ?=
 
-.PHONY: help venv report test quick native-check native-arm conformance mutants lint types bench picture browser models clean distclean
+.PHONY: help venv report test quick native-check native-arm fuzz conformance mutants lint types bench picture browser models clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -79,6 +79,9 @@ native-arm:  ## the plain-vector kernel as NEON, compiled for 64-bit Arm and run
 	  native/check.cpp native/isa_portable.cpp native/scratch.cpp native/threads.cpp -ldl \
 	  -o build/arm/check 2>/dev/null
 	qemu-aarch64 build/arm/check
+
+fuzz: $(STAMP)  ## a long random search for a call on which the kernels leave the definition
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 0 tests/fuzz_native.py
 
 conformance: $(STAMP)  ## what other libraries expect: ONNX's node tests, PyTorch's attention
 	$(BIN)/python -m pytest -q tests/conformance $(PYTEST_ARGS)

@@ -578,7 +578,9 @@ class TestBackends:
             attention(*qkv(), backend="sdpa")
         assert backends.choose(AttentionCall(*qkv())).name == "reference"
         monkeypatch.setattr(backends.reference.Reference, "refuse", lambda self, call: "nor today")
-        with pytest.raises(ValueError, match="native: never; sdpa: not today; reference: nor today"):
+        with pytest.raises(
+            ValueError, match="native: never; sdpa: not today; reference: nor today"
+        ):
             attention(*qkv())
 
     def test_sdpa_on_an_accelerator_uses_the_public_function(self, monkeypatch):

@@ -91,3 +91,22 @@ def test_a_package_that_was_not_compiled_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "headwise._native", None)
     with pytest.raises(ImportError, match=r"native module cannot be loaded.*pip install"):
         native.supported()
+
+
+def test_without_the_module_torch_computes_and_it_is_said_once() -> None:
+    code = """
+import sys, warnings
+sys.modules["headwise._native"] = None
+import torch, headwise
+x = torch.ones(1, 1, 3, 4)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        assert headwise.attention(x, x, x).equal(x)
+assert len(said) == 1 and said[0].category is RuntimeWarning, said
+print(said[0].message)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "native module cannot be loaded" in done.stdout
+    assert "torch's kernels compute" in done.stdout

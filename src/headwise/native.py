@@ -21,7 +21,7 @@ def module() -> ModuleType:
 
     Raises:
         ImportError: the package was copied instead of installed, so nothing was compiled.
-        BadSetting: (a ValueError) HEADWISE_ISA names an instruction set that is unknown or that cannot run here.
+        BadSetting: (a ValueError) HEADWISE_ISA names what is unknown or cannot run here.
     """
     global _ready
     if _ready is None:

@@ -5,6 +5,9 @@ Tiled online softmax (Dao 2022, arXiv 2205.14135) over row intervals. Only this 
 
 from __future__ import annotations
 
+import warnings
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -30,6 +33,7 @@ class Native:
         try:
             native.module()
         except ImportError as error:
+            _say_once(str(error))
             return str(error)
         return None
 
@@ -110,6 +114,15 @@ def draws(call: AttentionCall, seed: int, rows: slice, keys: slice) -> Tensor:
         out.data_ptr(),
     )
     return out
+
+
+@lru_cache(maxsize=1)
+def _say_once(reason: str) -> None:
+    warnings.warn(
+        f"{reason}. Until then torch's kernels compute: the same answers, more slowly",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 class _Told:
