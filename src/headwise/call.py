@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from headwise.intervals import CompiledMask, Mask
-from headwise.masks import check_grid, everything
+from headwise.intervals import CompiledMask, Mask, Sizes
+from headwise.masks import check_grid
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -52,14 +52,10 @@ class AttentionCall:
         self._check_shapes()
         self._check_numbers()
         # A mask that does not fit fails here, where the call is made.
-        compiled = (self.mask or everything()).compile(
-            batch=self.batch,
-            heads=self.num_heads,
-            queries=self.query_length,
-            keys=self.key_length,
-            device=self.query.device,
-        )
-        object.__setattr__(self, "visible", compiled)
+        batch, heads, queries = self.query.shape[:3]
+        sizes = Sizes(batch, heads, queries, self.key.shape[2], self.query.device)
+        visible = CompiledMask(sizes, is_full=True) if self.mask is None else self.mask.lower(sizes)
+        object.__setattr__(self, "visible", visible)
 
     @property
     def batch(self) -> int:
@@ -240,9 +236,11 @@ class AttentionCall:
 def own_precision(device: torch.device) -> AbstractContextManager[object]:
     """Autocast off: inside, float32 is a decision, and autocast would round products to half."""
     kind = device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if kind != "cpu" and not torch.amp.is_autocast_available(kind):
+        return nullcontext()
+    if not torch.is_autocast_enabled(kind):
         return nullcontext()  # entering torch.autocast costs more than a small call
-    return torch.autocast(device.type, enabled=False)
+    return torch.autocast(kind, enabled=False)
 
 
 def _looks_like_selection(bias: Tensor) -> bool:

@@ -129,7 +129,7 @@ class _Told:
     """The arguments that every kernel takes, and the tensors that must live while it runs."""
 
     def __init__(self, call: AttentionCall, seed: int | None) -> None:
-        query, key, value = (_rows(tensor) for tensor in (call.query, call.key, call.value))
+        query, key, value = _rows(call.query), _rows(call.key), _rows(call.value)
         visible = call.visible
         runs = bits = bias = None
         kept: list[Tensor | None] = [query, key, value]
@@ -150,14 +150,7 @@ class _Told:
         self.kept = kept
         self.arguments = (
             CODES[query.dtype],
-            (
-                *query.shape[:2],
-                call.num_kv_heads,
-                call.query_length,
-                call.key_length,
-                call.head_dim,
-                call.value_dim,
-            ),
+            (*query.shape[:2], *key.shape[1:2], *query.shape[2:3], *key.shape[2:], value.shape[3]),
             _at(query),
             _at(key),
             _at(value),
