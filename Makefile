@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 JOBS ?= 2
 MUTANTS_ARGS ?=
 
-.PHONY: help venv report test quick native-check native-arm fuzz conformance mutants lint types bench picture browser models clean distclean
+.PHONY: help venv report test quick native-check native-arm fuzz wheel conformance mutants lint types bench picture browser models clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -79,6 +79,15 @@ native-arm:  ## the plain-vector kernel as NEON, compiled for 64-bit Arm and run
 	  native/check.cpp native/isa_portable.cpp native/scratch.cpp native/threads.cpp -ldl \
 	  -o build/arm/check 2>/dev/null
 	qemu-aarch64 build/arm/check
+
+# The check runs it on an emulated CPU without AVX-512, where qemu-user is installed (Debian).
+wheel: $(STAMP)  ## one manylinux wheel in dist/, and a check that it runs with AVX2 only
+	@rm -rf build/wheel dist
+	$(PIP) wheel -q . --no-deps --no-build-isolation -w build/wheel
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair -w dist build/wheel/*.whl >/dev/null 2>&1
+	@ls dist/*.whl
+	@if command -v qemu-x86_64 >/dev/null; then tests/wheel_check.sh $(BIN)/python dist/*manylinux*.whl; \
+	else echo "not checked on a CPU without AVX-512: install qemu-user for that"; fi
 
 fuzz: $(STAMP)  ## a long random search for a call on which the kernels leave the definition
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --timeout 0 tests/fuzz_native.py
