@@ -83,7 +83,11 @@ BACKENDS = [
     *faults(
         "backends/__init__.py",
         "attention::TestBackends",
-        Mutant("the definition is preferred", "(Sdpa(), Reference())", "(Reference(), Sdpa())"),
+        Mutant(
+            "the definition is preferred",
+            "(Native(), Sdpa(), Reference())",
+            "(Reference(), Native(), Sdpa())",
+        ),
     ),
     *faults(
         "backends/sdpa.py",

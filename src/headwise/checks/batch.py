@@ -16,19 +16,24 @@ BATCH = "batch"
 def batch(subject: Subject) -> list[Record]:
     """A neighbour's content changes nothing; joining a batch moves outputs by rounding only.
 
-    Two records. An argmax must stay where its margin is more than twice what rounding explains.
+    Two records a path. An argmax must stay where its margin is more than twice what rounding
+    explains.
     """
     subject.want_steady()
-    return [_neighbour(subject), _joining(subject)]
+    return [
+        *measured.on_each_path(subject, BATCH, _neighbour),
+        *measured.on_each_path(subject, BATCH, _joining),
+    ]
 
 
-def _neighbour(subject: Subject) -> Record:
+def _neighbour(subject: Subject, path: str) -> Record:
     tokens = subject.tokens()
     pairs = [torch.cat([tokens, subject.fresh(tokens, seed)]) for seed in (3, 4)]
     one, two = (subject.run(pair)[0] for pair in pairs)
     worst, bound = gap(one, two), rounding.equal_bound(one[None])
     numbers = {
         "case": "neighbour",
+        "path": path,
         "ran": "a batch of 2, its second row changed",
         "tolerance": bound,
         "worst": worst,
@@ -47,14 +52,15 @@ def _neighbour(subject: Subject) -> Record:
     return failed(BATCH, message, cause=cause, **numbers)
 
 
-def _joining(subject: Subject) -> Record:
+def _joining(subject: Subject, path: str) -> Record:
     moved = [0, 0]
 
     def measure(one: Subject) -> tuple[float, float]:
         tokens = one.tokens()
-        alone = one.run(tokens)
         rows = [one.fresh(tokens, 8), tokens, one.fresh(tokens, 9)]
-        joined = one.run(torch.cat(rows))[1:2]
+        with one.on(path):
+            alone = one.run(tokens)
+            joined = one.run(torch.cat(rows))[1:2]
         bound = rounding.bound_of(one, alone)
         moved[:] = _argmaxes(alone, joined, bound)
         return rounding.apart(alone, joined), bound
@@ -62,6 +68,7 @@ def _joining(subject: Subject) -> Record:
     verdict = rounding.judge(subject, measure)
     numbers = {
         "case": "joining",
+        "path": path,
         "ran": "alone, and as the second row of a batch of 3",
         "tolerance": verdict.bound,
         "worst": verdict.worst,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,16 +22,35 @@ def measured_mask(subject: Subject) -> list[Record]:
     """‖∂y_i/∂x_j‖ is 0 wherever the model declares j hidden from i, and not 0 where it is visible.
 
     A single 0 at a visible place can be chance (a weight that underflows); a whole diagonal of them
-    is a mask that hides too much.
+    is a mask that hides too much. One record a path: a fault may live in one backend only.
     """
     subject.want_steady()
+    return on_each_path(subject, MASK, _measure)
+
+
+def on_each_path(
+    subject: Subject, name: str, judge: Callable[[Subject, str], Record]
+) -> list[Record]:
+    """What `judge(subject, path)` finds on each of the model's paths, switched on meanwhile."""
+    records = []
+    for path in subject.paths:
+        try:
+            with subject.on(path):
+                records.append(judge(subject, path))
+        except NotRunnable as error:
+            records.append(not_run(name, str(error), path=path))
+    return records
+
+
+def _measure(subject: Subject, path: str) -> Record:
     if subject.main.kind == "image":
-        return [_picture(subject)]
+        return _picture(subject, path)
     tokens = subject.tokens()
     length = tokens.shape[1]
     grid = jacobian(subject, tokens, list(range(length)))
     allowed = subject.declared(length)
     numbers: dict[str, Any] = {
+        "path": path,
         "measured": rounded(grid),
         "ran": f"{length} × {length} Jacobian norms",
     }
@@ -39,24 +59,26 @@ def measured_mask(subject: Subject) -> list[Record]:
             "cannot know what the model may see: nothing says whether it is causal; the grid is "
             "measured, pass causal=True or causal=False to judge it"
         )
-        return [not_run(MASK, reason, **numbers)]
+        return not_run(MASK, reason, **numbers)
     numbers["declared"] = allowed.int().tolist()
     if not bool(grid.isfinite().all()):
-        return [failed(MASK, "the Jacobian holds NaN or infinities without any padding", **numbers)]
+        return failed(MASK, "the Jacobian holds NaN or infinities without any padding", **numbers)
     bound = torch.finfo(subject.dtype).eps * float(grid.max())
     numbers |= {"tolerance": bound, "worst": float(grid.masked_fill(allowed, 0.0).max())}
     seen = grid > bound
     if bool((seen & ~allowed).any()):
-        return [_too_much(subject, tokens, grid, allowed, numbers)]
+        return _too_much(subject, tokens, grid, allowed, numbers)
     missing = empty_diagonals(seen, allowed)
     if missing:
-        return [_too_little(subject, missing, length, numbers)]
+        return _too_little(subject, missing, length, numbers)
     share = float((seen & allowed).sum()) / float(allowed.sum())
     message = (
         f"every hidden pair has norm {numbers['worst']:.2g} or less (allowed {bound:.1g}); "
         f"{100 * share:.0f} % of the visible ones are above it"
     )
-    return [passed(MASK, message, **numbers)]
+    if path != subject.paths[0]:  # one grid is drawn; where all is well, the others are alike
+        del numbers["measured"], numbers["declared"]
+    return passed(MASK, message, **numbers)
 
 
 def rounded(grid: Tensor) -> list[list[float]]:
@@ -115,7 +137,7 @@ def _too_little(subject: Subject, missing: list[int], length: int, numbers: dict
     return failed(MASK, message, cause=cause, **numbers)
 
 
-def _picture(subject: Subject) -> Record:
+def _picture(subject: Subject, path: str) -> Record:
     """Every patch moves every output: pixels' gradients, summed over each patch."""
     pixels = subject.tokens()
     config = getattr(subject.model, "config", None)
@@ -137,6 +159,7 @@ def _picture(subject: Subject) -> Record:
     few = sorted({round(n * (grid.shape[1] - 1) / (ROWS - 1)) for n in range(ROWS)})
     small = grid[:, few]
     numbers: dict[str, Any] = {
+        "path": path,
         "ran": f"{len(queries)} of {count} outputs by {grid.shape[1]} patches",
         "measured": rounded(small),
         "declared": torch.ones_like(small).int().tolist(),

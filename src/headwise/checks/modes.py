@@ -120,15 +120,17 @@ def gradients(subject: Subject) -> list[Record]:
     The loss reads the real tokens only, as losses do; the gradient of padding must then be 0.
     """
     records = []
-    for mode in ("eval", "train"):
-        try:
-            records.append(_mode(subject, mode))
-        except NotRunnable as error:
-            records.append(not_run(GRADIENTS, str(error), case=mode))
+    for path in subject.paths:
+        for mode in ("eval", "train"):
+            try:
+                with subject.on(path):
+                    records.append(_mode(subject, path, mode))
+            except NotRunnable as error:
+                records.append(not_run(GRADIENTS, str(error), path=path, case=mode))
     return records
 
 
-def _mode(subject: Subject, mode: str) -> Record:
+def _mode(subject: Subject, path: str, mode: str) -> Record:
     cases: list[tuple[str, padding.Padded]] = [("no padding", _whole(subject))]
     stream = subject.main
     if stream.padding is not None and stream.kind != "image" and subject.documents is None:
@@ -154,11 +156,12 @@ def _mode(subject: Subject, mode: str) -> Record:
                     f"{bad[0]}"
                 )
                 words = f"{', '.join(ran)}, {mode} mode"
-                return failed(GRADIENTS, message, cause=cause, case=mode, ran=words)
+                return failed(GRADIENTS, message, cause=cause, path=path, case=mode, ran=words)
     if not ran:
         raise NotRunnable("; ".join(skipped))
     words = ", ".join([*ran, *skipped])
-    return passed(GRADIENTS, f"all gradients are finite ({mode} mode)", case=mode, ran=words)
+    message = f"all gradients are finite ({mode} mode)"
+    return passed(GRADIENTS, message, path=path, case=mode, ran=words)
 
 
 def _whole(subject: Subject) -> padding.Padded:
