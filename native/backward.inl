@@ -8,6 +8,7 @@
 // is added to what never depends on the number of threads.
 
 constexpr std::int64_t FEW_HEADS = 8;
+constexpr std::int64_t MOST_KEPT = std::int64_t{1} << 26;
 
 template <class T>
 struct BackwardPass {
@@ -32,6 +33,8 @@ struct BackwardPass {
         key_width = round_up(call.dim, COLUMNS<A>);
         value_width = round_up(call.value_dim, COLUMNS<A>);
         room = round_up(call.keys, TILE_KEYS);
+        // Fewer pieces where many would hold many copies of dK and dV: 256 MiB in float at the most.
+        while (pieces > 1 && heads * pieces * grad_numbers() > MOST_KEPT) --pieces;
         for (A& one : ones) one = 1;
     }
 

@@ -32,10 +32,27 @@ inline double slow_score(const Call& call, std::int64_t b, std::int64_t h, std::
     return s;
 }
 
+// Whether the bias hides all that the mask shows: common for padding in dense additive masks, and then
+// there is nothing to compute.
+template <class T>
+inline bool bias_hides_all(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i,
+                           const RowMask& mask) {
+    if (!call.bias.data || mask.empty()) return false;
+    const T* bias = static_cast<const T*>(call.bias.data) + b * call.bias.batch +
+                    h * call.bias.head + i * call.bias.row;
+    for (std::int64_t j = mask.first(); j < mask.last(); ++j)
+        if (mask.sees(j) && !(widen(bias[j * call.bias.key]) == -INFINITY)) return false;
+    return true;
+}
+
 // Writes the row's output (value_dim numbers) and returns its logsumexp.
 template <class T>
 inline double slow_row(const Call& call, std::int64_t b, std::int64_t h, std::int64_t i, T* output) {
     const RowMask mask = row_mask(call, b, h, i);
+    if (bias_hides_all<T>(call, b, h, i, mask)) {
+        for (std::int64_t d = 0; d < call.value_dim; ++d) output[d] = narrow<T>(0);
+        return -INFINITY;
+    }
     const std::int64_t low = mask.empty() ? 0 : mask.first(), high = mask.empty() ? 0 : mask.last();
     const Scratch scratch((high - low + call.value_dim) * static_cast<std::int64_t>(sizeof(double)));
     double* score = scratch.as<double>();

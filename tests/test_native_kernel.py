@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -232,6 +233,26 @@ def test_scores_beyond_float_have_the_softmax_they_should(isa: str) -> None:
     )  # fmt: skip
     close(out, want, torch.float32, "output")
     close(lse, want_lse, torch.float32, "lse")
+
+
+def test_rows_that_the_bias_hides_whole_are_empty_and_cost_nothing(isa: str) -> None:
+    """A dense additive mask with padded rows; beside them, NaN at what is hidden."""
+    query, key, value = inputs((4, 4, 4, 256, 512, 64, 64), torch.float32)
+    bias = torch.zeros(4, 1, 256, 512)
+    bias[:, :, 128:] = -math.inf
+    key[:, :, -1] = math.nan
+    bias[..., -1] = -math.inf
+    out, lse = attention(query, key, value, bias=bias, return_lse=True, backend="native")
+    assert bool((out[:, :, 128:] == 0).all()) and bool((lse[:, :, 128:] == -math.inf).all())
+    assert bool(out[:, :, :128].isfinite().all()) and bool((out[:, :, :128] != 0).any())
+    open_rows = query[:, :, :128], key[:, :, :-1], value[:, :, :-1]
+    times = []
+    for given in ((query, key, value, bias), (*open_rows, None)):
+        start = time.perf_counter()
+        for _ in range(3):
+            attention(*given[:3], bias=given[3], backend="native")
+        times.append(time.perf_counter() - start)
+    assert times[0] < 20 * times[1], times
 
 
 def test_strided_expanded_and_misaligned_inputs(isa: str) -> None:
