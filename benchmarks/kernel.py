@@ -181,6 +181,55 @@ def layer(name: str, need_weights: bool) -> Case:
     return Case(name, ours, torchs, work, "GFLOP/s", check)
 
 
+def materialised_statistics(query: Tensor, key: Tensor) -> dict[str, Tensor]:
+    """What `head_statistics` finds, the short way: from the whole map of a causal call (one batch
+    element), as one would write it from a model's `output_attentions`."""
+    length = query.shape[2]
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+    scores = (query[0] @ key[0].mT) * query.shape[3] ** -0.5
+    log_p = scores.masked_fill(hidden, -torch.inf).log_softmax(-1)
+    p = log_p.exp()
+    at = torch.arange(length)
+    side = -(-length // 256)
+    flat, root = p.flatten(1), p.sqrt().flatten(1)
+    return {
+        "row_entropy": -(p * log_p.masked_fill(hidden, 0.0)).sum(-1),
+        "top_weights": p.topk(8).values,
+        "received": p.sum(1),
+        "distance": (p * (at[:, None] - at).abs()).sum((1, 2)) / p.sum((1, 2)),
+        "own_token": p.diagonal(dim1=1, dim2=2).mean(-1),
+        "previous_token": p.diagonal(-1, dim1=1, dim2=2).mean(-1),
+        "cells": p.unflatten(1, (-1, side)).unflatten(3, (-1, side)).sum((2, 4)),
+        "gram": flat @ flat.mT,
+        "bhattacharyya": root @ root.mT / length,
+    }
+
+
+def statistics_of(name: str, shape: tuple[int, ...], beside: str) -> Case:
+    """Statistics of a causal call, beside torch's attention on it or beside whole maps."""
+    query, key, value = qkv(shape, torch.float32)
+    call = AttentionCall(query, key, value, causal())
+
+    def ours() -> Any:
+        return headwise.head_statistics(call)
+
+    def torchs() -> Any:
+        if beside == "attention":
+            return scaled_dot_product_attention(query, key, value, is_causal=True)
+        return materialised_statistics(query, key)
+
+    def check() -> None:
+        mine = ours()
+        for what, want in materialised_statistics(query.double(), key.double()).items():
+            torch.testing.assert_close(
+                getattr(mine, what)[0].double(), want, rtol=1e-4, atol=1e-5, msg=f"{name}: {what}"
+            )
+
+    batch, heads, _, queries, keys, dim = shape
+    work = 4.0 * batch * heads * queries * keys * dim / 2
+    return Case(name, ours, torchs, work, "GFLOP/s", check)
+
+
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     found = []
@@ -207,6 +256,16 @@ def cases() -> list[Case]:
     found.append(dropout("fp32 dropout 0.1, 8×12×256×64", (8, 12, 12, 256, 256, 64)))
     found.append(layer("layer 1×512×512, torch without weights", False))
     found.append(layer("layer 1×512×512, torch with weights", True))
+    found.append(
+        statistics_of(
+            "statistics 1×8×4096×64, torch's attention", (1, 8, 8, 4096, 4096, 64), "attention"
+        )
+    )
+    found.append(
+        statistics_of(
+            "statistics 1×8×2048×64, torch's whole maps", (1, 8, 8, 2048, 2048, 64), "maps"
+        )
+    )
     return found
 
 

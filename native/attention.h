@@ -75,6 +75,37 @@ struct Backward {
     Bias grad_bias_at;                // strides of grad_bias; 0 sums over that axis
 };
 
+// Every sum that head statistics need, from one batch element (call.batch == 1, values unused, f32 or
+// f64). All outputs are contiguous and zeroed (row quantities: as the caller likes; rows that do not
+// count are left alone).
+struct Statistics {
+    Call call;
+    const std::uint8_t* active = nullptr;  // (heads or 1, queries): the rows that count
+    std::int64_t active_head = 0;
+    bool has_declared = false;  // weight on pairs outside this mask is counted
+    Mask declared;
+    // Positions: query i is `at` + i − j after key j where they are even, else as the two say.
+    bool even = true;
+    std::int64_t at = 0, distance_low = 0, distances_count = 0;
+    const std::int64_t *query_at = nullptr, *key_at = nullptr;
+    // (key, place) of first tokens; a row counts for a place from the place's position on.
+    const std::int64_t *first_keys = nullptr, *places = nullptr;
+    std::int64_t first_count = 0, places_count = 0;
+    // Row i's earlier keys with its token: match_count[i] of `order`, from match_first[i] on; or null.
+    const std::int64_t *order = nullptr, *match_first = nullptr, *match_count = nullptr;
+    std::int64_t block_q = 1, block_k = 1, cell_rows = 0, cell_columns = 0, top = 0;
+    bool pairs = true;
+    // (heads, queries); the strongest keys (heads, queries, top), weights in the call's dtype.
+    double *lse = nullptr, *mass = nullptr, *entropy = nullptr, *largest = nullptr, *sink = nullptr,
+           *spread = nullptr;
+    std::int64_t* top_keys = nullptr;
+    void* top_weights = nullptr;
+    // (heads, …): distances_count, keys, cells, heads (1 without pairs), places_count, 1, 1, 1.
+    double *distances = nullptr, *received = nullptr, *cells = nullptr, *gram = nullptr,
+           *overlap = nullptr, *sink_sums = nullptr, *duplicate = nullptr, *induction = nullptr,
+           *hidden = nullptr;
+};
+
 // The kernels of one instruction set. They throw std::bad_alloc and nothing else.
 struct Kernels {
     const char* isa;
@@ -84,6 +115,7 @@ struct Kernels {
     bool (*backward)(const Backward&);
     void (*draws)(const Call&, std::int64_t first_row, std::int64_t rows, std::int64_t first_key,
                   std::int64_t keys, float* out);
+    void (*statistics)(const Statistics&);
 };
 
 }  // namespace headwise

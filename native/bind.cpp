@@ -34,7 +34,30 @@ void* pointer(nb::handle tuple, int i) {
     return reinterpret_cast<void*>(static_cast<std::intptr_t>(integer(tuple, i)));
 }
 
+template <class T>
+T* at(nb::handle tuple, int i) {
+    return static_cast<T*>(pointer(tuple, i));
+}
+
 Tensor tensor(nb::handle t) { return {pointer(t, 0), integer(t, 1), integer(t, 2), integer(t, 3)}; }
+
+Mask mask_of(nb::handle runs, nb::handle bits) {
+    Mask mask;
+    if (!runs.is_none()) {
+        mask.runs = at<const std::int32_t>(runs, 0);
+        mask.runs_batch = integer(runs, 1);
+        mask.runs_head = integer(runs, 2);
+        mask.runs_row = integer(runs, 3);
+        mask.count = static_cast<int>(integer(runs, 4));
+    }
+    if (!bits.is_none()) {
+        mask.bits = at<const std::uint8_t>(bits, 0);
+        mask.bits_batch = integer(bits, 1);
+        mask.bits_head = integer(bits, 2);
+        mask.bits_row = integer(bits, 3);
+    }
+    return mask;
+}
 
 // sizes: (batch, heads, kv_heads, queries, keys, dim, value_dim). runs: (data, batch, head, row,
 // count), bits: (data, batch, head, row), bias: (data, batch, head, row, key); each may be None.
@@ -54,19 +77,7 @@ Call call_of(int dtype, nb::tuple sizes, nb::tuple query, nb::tuple key, nb::tup
     call.query = tensor(query);
     call.key = tensor(key);
     call.value = tensor(value);
-    if (!runs.is_none()) {
-        call.mask.runs = static_cast<const std::int32_t*>(pointer(runs, 0));
-        call.mask.runs_batch = integer(runs, 1);
-        call.mask.runs_head = integer(runs, 2);
-        call.mask.runs_row = integer(runs, 3);
-        call.mask.count = static_cast<int>(integer(runs, 4));
-    }
-    if (!bits.is_none()) {
-        call.mask.bits = static_cast<const std::uint8_t*>(pointer(bits, 0));
-        call.mask.bits_batch = integer(bits, 1);
-        call.mask.bits_head = integer(bits, 2);
-        call.mask.bits_row = integer(bits, 3);
-    }
+    call.mask = mask_of(runs, bits);
     if (!bias.is_none())
         call.bias = {pointer(bias, 0), integer(bias, 1), integer(bias, 2), integer(bias, 3),
                      integer(bias, 4)};
@@ -145,6 +156,55 @@ NB_MODULE(_native, m) {
        nb::arg("runs").none(), nb::arg("bits").none(), nb::arg("bias").none(), nb::arg("sinks"),
        nb::arg("numbers"), nb::arg("seed"), nb::arg("threads"), nb::arg("output"),
        nb::arg("grad_output"), nb::arg("lses"), nb::arg("grads"), nb::arg("grad_bias").none());
+    // The rest of `Statistics`, in its order: rows (active, its stride), declared (runs, bits) or
+    // None, positions, first tokens, matches or None, the map's blocks, addresses of the results.
+    m.def("statistics", [](int dtype, nb::tuple sizes, nb::tuple query, nb::tuple key, nb::object runs,
+                           nb::object bits, nb::object bias, std::intptr_t sinks, nb::tuple numbers,
+                           int threads, nb::tuple rows, nb::object declared, nb::tuple positions,
+                           nb::tuple firsts, nb::object matches, nb::tuple map, nb::tuple by_row,
+                           nb::tuple totals) {
+        Statistics job;
+        job.call = call_of(dtype, sizes, query, key, key, runs, bits, bias, sinks, numbers, 0, threads);
+        job.active = at<const std::uint8_t>(rows, 0);
+        job.active_head = integer(rows, 1);
+        job.has_declared = !declared.is_none();
+        if (job.has_declared) job.declared = mask_of(declared[0], declared[1]);
+        job.even = integer(positions, 0) != 0;
+        job.at = integer(positions, 1);
+        job.distance_low = integer(positions, 2);
+        job.distances_count = integer(positions, 3);
+        job.query_at = at<const std::int64_t>(positions, 4);
+        job.key_at = at<const std::int64_t>(positions, 5);
+        job.first_keys = at<const std::int64_t>(firsts, 0);
+        job.first_count = integer(firsts, 1);
+        job.places = at<const std::int64_t>(firsts, 2);
+        job.places_count = integer(firsts, 3);
+        if (!matches.is_none()) {
+            job.order = at<const std::int64_t>(matches, 0);
+            job.match_first = at<const std::int64_t>(matches, 1);
+            job.match_count = at<const std::int64_t>(matches, 2);
+        }
+        job.block_q = integer(map, 0);
+        job.block_k = integer(map, 1);
+        job.cell_rows = integer(map, 2);
+        job.cell_columns = integer(map, 3);
+        job.top = integer(map, 4);
+        job.pairs = integer(map, 5) != 0;
+        double** row[] = {&job.lse, &job.mass, &job.entropy, &job.largest, &job.sink, &job.spread};
+        for (int i = 0; i < 6; ++i) *row[i] = at<double>(by_row, i);
+        job.top_keys = at<std::int64_t>(by_row, 6);
+        job.top_weights = pointer(by_row, 7);
+        double** total[] = {&job.distances, &job.received,  &job.cells,     &job.gram,  &job.overlap,
+                            &job.sink_sums, &job.duplicate, &job.induction, &job.hidden};
+        for (int i = 0; i < 9; ++i) *total[i] = at<double>(totals, i);
+        const Kernels& k = kernels();
+        nb::gil_scoped_release unlocked;
+        k.statistics(job);
+    }, nb::arg("dtype"), nb::arg("sizes"), nb::arg("query"), nb::arg("key"), nb::arg("runs").none(),
+       nb::arg("bits").none(), nb::arg("bias").none(), nb::arg("sinks"), nb::arg("numbers"),
+       nb::arg("threads"), nb::arg("rows"), nb::arg("declared").none(), nb::arg("positions"),
+       nb::arg("firsts"), nb::arg("matches").none(), nb::arg("map"), nb::arg("by_row"),
+       nb::arg("totals"));
     m.def("draws", [](std::int64_t batch, std::int64_t heads, std::int64_t queries, double dropout,
                       std::uint64_t seed, std::int64_t first_row, std::int64_t rows,
                       std::int64_t first_key, std::int64_t keys, std::intptr_t out) {

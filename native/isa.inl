@@ -36,12 +36,13 @@ namespace {
 #include "forward.inl"
 #include "decode.inl"
 #include "backward.inl"
+#include "statistics.inl"
 
 }  // namespace
 
 extern const Kernels kernels;
 #define HEADWISE_WORD_(x) #x
 #define HEADWISE_WORD(x) HEADWISE_WORD_(x)
-const Kernels kernels{HEADWISE_WORD(HEADWISE_ISA), forward, decode, backward, draws};
+const Kernels kernels{HEADWISE_WORD(HEADWISE_ISA), forward, decode, backward, draws, statistics};
 
 }  // namespace headwise::HEADWISE_ISA

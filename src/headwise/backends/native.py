@@ -14,6 +14,7 @@ from torch import Tensor
 from headwise import native
 from headwise.backends import exact
 from headwise.call import AttentionCall
+from headwise.masks import CompiledMask
 
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 # The longest query, key or value vector of one head.
@@ -68,7 +69,7 @@ class Native:
         told, grad_bias = _Told(call, seed), None
         if need_bias and call.bias is not None:
             grads["bias"] = torch.zeros(call.bias.shape, dtype=wide)
-            grad_bias = _added(grads["bias"])
+            grad_bias = tell_bias(grads["bias"])
         out, grad_out = _rows(output), _rows(grad_output)
         lse = lse.contiguous()
         d_lse = None if grad_lse is None else grad_lse.to(wide).contiguous()
@@ -130,21 +131,11 @@ class _Told:
 
     def __init__(self, call: AttentionCall, seed: int | None) -> None:
         query, key, value = _rows(call.query), _rows(call.key), _rows(call.value)
-        visible = call.visible
-        runs = bits = bias = None
-        kept: list[Tensor | None] = [query, key, value]
-        if visible.intervals is not None:
-            intervals = visible.intervals
-            if intervals.stride()[3:] != (2, 1):
-                intervals = intervals.contiguous()
-            kept.append(intervals)
-            runs = (intervals.data_ptr(), *_strides(intervals), intervals.shape[3])
-        if visible.bits is not None:
-            octets = visible.bits if visible.bits.stride(3) == 1 else visible.bits.contiguous()
-            kept.append(octets)
-            bits = (octets.data_ptr(), *_strides(octets))
+        runs, bits, masks = tell_mask(call.visible)
+        kept: list[Tensor | None] = [query, key, value, *masks]
+        bias = None
         if call.bias is not None:
-            bias = _added(call.bias)
+            bias = tell_bias(call.bias)
         sinks = None if call.sinks is None else call.sinks.contiguous()
         kept.append(sinks)
         self.kept = kept
@@ -164,7 +155,32 @@ class _Told:
         )
 
 
-def _added(bias: Tensor) -> tuple[int, int, int, int, int]:
+def tell_mask(
+    mask: CompiledMask, item: int | None = None
+) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None, list[Tensor]]:
+    """Where a mask's runs and bits lie, and the tensors to keep meanwhile; of one batch element
+    where `item` says which."""
+    runs = bits = None
+    kept = []
+
+    def part(tensor: Tensor) -> Tensor:
+        return tensor if item is None or tensor.shape[0] == 1 else tensor[item : item + 1]
+
+    if mask.intervals is not None:
+        intervals = part(mask.intervals)
+        if intervals.stride()[3:] != (2, 1):
+            intervals = intervals.contiguous()
+        kept.append(intervals)
+        runs = (intervals.data_ptr(), *_strides(intervals), intervals.shape[3])
+    if mask.bits is not None:
+        octets = part(mask.bits)
+        octets = octets if octets.stride(3) == 1 else octets.contiguous()
+        kept.append(octets)
+        bits = (octets.data_ptr(), *_strides(octets))
+    return runs, bits, kept
+
+
+def tell_bias(bias: Tensor) -> tuple[int, int, int, int, int]:
     """Where a bias, or the gradient of one, lies: (L, S) or (b, h, l, s) with axes full or 1."""
     bias = bias if bias.dim() == 4 else bias[None, None]
     return bias.data_ptr(), *_strides(bias), 0 if bias.shape[3] == 1 else bias.stride(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -83,3 +84,49 @@ class Sums:
 def wide_dtype(device: torch.device) -> torch.dtype:
     """The dtype of accumulators that hold one number a row or a key (MPS has no float64)."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def blank(job: Job) -> Sums:
+    """Sums of no rows: NaN in row tensors, zeros elsewhere."""
+    heads, queries = job.query.shape[:2]
+    keys, device, wide = job.key.shape[1], job.query.device, wide_dtype(job.query.device)
+    top = min(job.top, keys)
+
+    def rows(value: float = math.nan, *more: int, dtype: torch.dtype | None = None) -> Tensor:
+        shape = (heads, queries, *more)
+        return torch.full(shape, value, dtype=dtype or wide, device=device)
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=wide, device=device)
+
+    if job.at is not None:
+        low, high = job.at - (keys - 1), job.at + queries - 1
+    else:
+        low = int(job.query_at.min() - job.key_at.max()) if keys and queries else 0
+        high = int(job.query_at.max() - job.key_at.min()) if keys and queries else 0
+    gq, gk = job.block
+    return Sums(
+        active=rows(False, dtype=torch.bool),
+        lse=rows(), mass=rows(), entropy=rows(), largest=rows(), sink=rows(), spread=rows(),
+        top_keys=rows(-1, top, dtype=torch.int64),
+        top_weights=rows(0.0, top, dtype=job.query.dtype),
+        distance_low=low,
+        distances=zeros(heads, max(0, high - low + 1)),
+        received=zeros(heads, keys),
+        cells=zeros(heads, -(-queries // gq), -(-keys // gk)),
+        gram=zeros(heads, heads) if job.pairs else zeros(heads),
+        overlap=zeros(heads, heads) if job.pairs else None,
+        sink_sums=zeros(heads, job.places.shape[0]),
+        duplicate=zeros(heads), induction=zeros(heads), hidden=zeros(heads),
+    )  # fmt: skip
+
+
+def first_keys(job: Job) -> list[tuple[int, int]]:
+    """(key, place) of the keys that hold one of the first positions."""
+    first = (job.place_of_key >= 0).nonzero().flatten()
+    return list(zip(first.tolist(), job.place_of_key[first].tolist(), strict=True))
+
+
+def longest(x: Tensor) -> float:
+    """The largest Euclidean norm of a row."""
+    return float(torch.linalg.vector_norm(x, dim=-1).max()) if x.numel() else 0.0

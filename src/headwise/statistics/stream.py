@@ -1,7 +1,8 @@
 """The inner loop: every sum that the statistics need, from one batch element, tile by tile.
 
-`stream(job)` is the one function that a native pass can replace. It never holds more than a few
-tiles: its memory is linear in the number of queries plus the number of keys.
+`stream(job)` leaves it to the native pass where that can run; these are torch's tiles for all else.
+It never holds more than a few tiles: its memory is linear in the number of queries plus the number
+of keys.
 
 How it is arranged, and why:
 
@@ -24,7 +25,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from headwise.statistics.interface import Job, Sums, wide_dtype
+from headwise.statistics import native
+from headwise.statistics.interface import Job, Sums, blank, first_keys, longest, wide_dtype
 from headwise.statistics.rows import RowState
 
 # A stand-in for −inf in half scores: e^LOW is 0 and 0·LOW is 0, where 0·(−inf) would be NaN.
@@ -40,6 +42,8 @@ KNOWN_LSE_ERROR = 4e-6
 
 def stream(job: Job) -> Sums:
     """Every sum of `Sums`, exactly, in memory linear in L + S."""
+    if native.refuse(job) is None:
+        return native.run(job)
     return _Stream(job).run()
 
 
@@ -72,12 +76,11 @@ class _Stream:
         self.top = min(job.top, self.keys)
         self.query = (job.query * (job.scale / 2)).view(self.kv_heads, self.groups, -1, self.dim)
         self.key = job.key.mT
-        largest = _longest(self.query) * _longest(job.key)
+        largest = longest(self.query) * longest(job.key)
         # Only then can a visible score be −inf (a bias of −inf hides its pair, see sight.py), and
         # only then is a pass over the whole tile spent on guarding 0·(−inf).
         self.guard = not math.isfinite(largest)
-        first = (job.place_of_key >= 0).nonzero().flatten()
-        self.first_keys = list(zip(first.tolist(), job.place_of_key[first].tolist(), strict=True))
+        self.first_keys = first_keys(job)
         self._buffers: dict[str, Tensor] = {}
         limit = torch.finfo(self.dtype).eps / 2
         self.known = (
@@ -90,41 +93,10 @@ class _Stream:
     # --- the loop ---------------------------------------------------------------------------
 
     def run(self) -> Sums:
-        self._allocate()
+        self.sums = blank(self.job)
         for rows, tiles in self._blocks():
             self._block(rows, tiles)
         return self.sums
-
-    def _allocate(self) -> None:
-        job, heads, wide = self.job, self.heads, self.wide
-
-        def rows(value: float = math.nan, *more: int, dtype: torch.dtype | None = None) -> Tensor:
-            shape = (heads, self.queries, *more)
-            return torch.full(shape, value, dtype=dtype or wide, device=self.device)
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=wide, device=self.device)
-
-        if job.at is not None:
-            low, high = job.at - (self.keys - 1), job.at + self.queries - 1
-        else:
-            low = int(job.query_at.min() - job.key_at.max()) if self.keys and self.queries else 0
-            high = int(job.query_at.max() - job.key_at.min()) if self.keys and self.queries else 0
-        gq, gk = job.block
-        self.sums = Sums(
-            active=rows(False, dtype=torch.bool),
-            lse=rows(), mass=rows(), entropy=rows(), largest=rows(), sink=rows(), spread=rows(),
-            top_keys=rows(-1, self.top, dtype=torch.int64),
-            top_weights=rows(0.0, self.top, dtype=self.dtype),
-            distance_low=low,
-            distances=zeros(heads, max(0, high - low + 1)),
-            received=zeros(heads, self.keys),
-            cells=zeros(heads, -(-self.queries // gq), -(-self.keys // gk)),
-            gram=zeros(heads, heads) if job.pairs else zeros(heads),
-            overlap=zeros(heads, heads) if job.pairs else None,
-            sink_sums=zeros(heads, job.places.shape[0]),
-            duplicate=zeros(heads), induction=zeros(heads), hidden=zeros(heads),
-        )  # fmt: skip
 
     def _blocks(self) -> Iterator[tuple[slice, list[slice]]]:
         """Row blocks that hold a counted row, each with the key ranges of its tiles."""
@@ -366,10 +338,6 @@ class _Stream:
                 self.sums.sink_sums[:, place] += torch.where(later, share, 0.0).sum(
                     -1, dtype=self.wide
                 )
-
-
-def _longest(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dim=-1).max()) if x.numel() else 0.0
 
 
 def _part(x: Tensor, rows: slice, keys: slice) -> Tensor:
