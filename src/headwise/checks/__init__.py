@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.checks import batch, cached, causality, measured, modes, padding
+from headwise.checks import agreement, batch, cached, causality, measured, modes, padding
 from headwise.checks.bare import for_attention
 from headwise.checks.finding import NotRunnable, failures, not_run
+from headwise.checks.parts import parts_of
 from headwise.checks.signature import (
     Projections,
     Signature,
@@ -54,6 +55,7 @@ CHECKS: dict[str, Callable[[Subject], list[Record]]] = {
     "cache": cached.cache,
     "eval": modes.eval_runs,
     "gradients": modes.gradients,
+    "agreement": agreement.agreement,
 }
 
 
@@ -105,12 +107,19 @@ def check(
         return [not_run(name, str(error)) for name in names]
     records: list[Record] = []
     with subject.in_eval(), torch.random.fork_rng(devices=[]):
-        for done, name in enumerate(names):
+        parts = parts_of(subject, names)
+        work = [(part, name) for part in parts for name in part.checks]
+        for done, (part, name) in enumerate(work):
             if progress is not None:
-                progress(done, len(names), name)
-            records += run_check(subject, name)
+                progress(done, len(work), f"{name}, {part.name}" if part.name else name)
+            if isinstance(part.subject, NotRunnable):
+                found = [not_run(name, str(part.subject))]
+            else:
+                with part.subject.in_eval():
+                    found = run_check(part.subject, name)
+            records += map(part.label, found)
     if progress is not None:
-        progress(len(names), len(names), "")
+        progress(len(work), len(work), "")
     return records
 
 

@@ -75,6 +75,8 @@ def future_leak(subject: Subject) -> list[Record]:
     tokens = subject.tokens()
     if subject.main.kind == "image":
         raise NotRunnable("a picture has no order: no patch is the future of another")
+    if subject.main.whole:
+        raise NotRunnable("a sound is heard whole: no token of it can be replaced")
     allowed = subject.declared(tokens.shape[1])
     if allowed is None:
         raise NotRunnable(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.checks.streams import Stream, holds_mask
+from headwise.checks.streams import Stream, holds_mask, two_parts
 
 # What `headwise.models` knows about a kind of model: is the stream that the outputs follow causal?
 KINDS = {
@@ -31,7 +31,7 @@ def causal(
     if kind in KINDS:
         return KINDS[kind], f"it was loaded as {kind!r}"
     config = getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False) is True:
+    if two_parts(model):
         return True, "config.is_encoder_decoder"
     for holder, name in ((model, ""), (config, "config.")):
         for word in ("is_causal", "causal"):

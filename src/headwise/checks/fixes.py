@@ -27,6 +27,10 @@ FIXES = {
     "document-leak": "hide keys of other documents: join the causal mask with ids[i] == ids[j]",
     "dropout-in-eval": "tie dropout to self.training (F.dropout(x, p, self.training))",
     "float-mask-added": "a 0/1 mask is not an additive one: use 0 and −inf, or a bool mask",
+    "exported-form-differs": (
+        "let no branch ask whether the model is traced, and fix no number of one example"
+        " (a length, a mask) while it is"
+    ),
     "fused-order": "split the fused projection in the order in which it was built",
     "future-leak": "build the causal mask in every branch of the forward pass, and draw it once",
     "gradient-cut": "remove the detach() or no_grad() on the way",
@@ -52,6 +56,7 @@ FIXES = {
     "nan-from-empty-row": _EMPTY,
     "no-scale": _SCALE,
     "nothing-connected": "draw the mask: every key is hidden, or the output is not used",
+    "path-differs": "compare the implementations' masks, scales and dropout, call by call",
     "padding-leak": "hide the padding keys with −inf before the softmax",
     "padding-lost-with-cache": "keep the padding mask of the cached tokens, not only of the new",
     "padding-mask-ignored": "pass the padding mask down to every attention call",

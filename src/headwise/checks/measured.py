@@ -43,8 +43,8 @@ def on_each_path(
 
 
 def _measure(subject: Subject, path: str) -> Record:
-    if subject.main.kind == "image":
-        return _picture(subject, path)
+    if subject.main.whole:
+        return _whole(subject, path)
     tokens = subject.tokens()
     length = tokens.shape[1]
     grid = jacobian(subject, tokens, list(range(length)))
@@ -137,30 +137,22 @@ def _too_little(subject: Subject, missing: list[int], length: int, numbers: dict
     return failed(MASK, message, cause=cause, **numbers)
 
 
-def _picture(subject: Subject, path: str) -> Record:
-    """Every patch moves every output: pixels' gradients, summed over each patch."""
-    pixels = subject.tokens()
-    config = getattr(subject.model, "config", None)
-    patch = getattr(config, "patch_size", None)
-    if patch is None:
-        raise NotRunnable("the model's config has no patch_size, so patches can't be told apart")
-    high, wide = (patch, patch) if isinstance(patch, int) else (int(patch[0]), int(patch[1]))
-    leaf = pixels.detach().clone().requires_grad_()
+def _whole(subject: Subject, path: str) -> Record:
+    """Every patch of a picture, every moment of a sound moves every output: its gradients, summed
+    over each patch or moment."""
+    leaf = subject.tokens().detach().clone().requires_grad_()
     outputs = subject.run(leaf, grad=True)
     count = outputs.shape[1]
+    parts, pool = _patches(subject) if subject.main.kind == "image" else _moments(leaf, count)
     queries = sorted({round(n * (count - 1) / (ROWS - 1)) for n in range(ROWS)})
-    rows = []
-    for row in _rows(outputs, leaf, queries):
-        squares = row.double().square().sum(1)[0]
-        squares = squares[: squares.shape[0] // high * high, : squares.shape[1] // wide * wide]
-        rows.append(squares.unflatten(1, (-1, wide)).unflatten(0, (-1, high)).sum((1, 3)).flatten())
+    rows = [pool(row.double().square()) for row in _rows(outputs, leaf, queries)]
     grid = torch.stack(rows).sqrt()
     blind = int((grid == 0).sum())
     few = sorted({round(n * (grid.shape[1] - 1) / (ROWS - 1)) for n in range(ROWS)})
     small = grid[:, few]
     numbers: dict[str, Any] = {
         "path": path,
-        "ran": f"{len(queries)} of {count} outputs by {grid.shape[1]} patches",
+        "ran": f"{len(queries)} of {count} outputs by {grid.shape[1]} {parts}",
         "measured": rounded(small),
         "declared": torch.ones_like(small).int().tolist(),
         "worst": float(grid.min()),
@@ -168,10 +160,44 @@ def _picture(subject: Subject, path: str) -> Record:
     if not bool(grid.isfinite().all()):
         return failed(MASK, "the Jacobian holds NaN or infinities", **numbers)
     if blind > grid.numel() // 100:
-        message = f"{blind} of {grid.numel()} pairs of output and patch are not connected at all"
+        message = (
+            f"{blind} of {grid.numel()} pairs of one output and one of the {parts} are not "
+            "connected at all"
+        )
         return failed(MASK, message, **numbers)
-    message = f"every output follows the patches: {grid.numel() - blind} of {grid.numel()} pairs"
+    message = f"every output follows the {parts}: {grid.numel() - blind} of {grid.numel()} pairs"
+    if path != subject.paths[0]:
+        del numbers["measured"], numbers["declared"]
     return passed(MASK, message, **numbers)
+
+
+Pool = Callable[[Tensor], Tensor]
+
+
+def _patches(subject: Subject) -> tuple[str, Pool]:
+    """What squares of pixels' gradients, (1, C, H, W), are summed over."""
+    patch = getattr(getattr(subject.model, "config", None), "patch_size", None)
+    if patch is None:
+        raise NotRunnable("the model's config has no patch_size, so patches can't be told apart")
+    high, wide = (patch, patch) if isinstance(patch, int) else (int(patch[0]), int(patch[1]))
+
+    def pool(squares: Tensor) -> Tensor:
+        squares = squares.sum(1)[0]
+        squares = squares[: squares.shape[0] // high * high, : squares.shape[1] // wide * wide]
+        return squares.unflatten(1, (-1, wide)).unflatten(0, (-1, high)).sum((1, 3)).flatten()
+
+    return "patches", pool
+
+
+def _moments(sound: Tensor, outputs: int) -> tuple[str, Pool]:
+    """The same for a spectrogram, (1, bands, frames): the frames of one output are a moment."""
+    step = max(1, sound.shape[2] // outputs)
+
+    def pool(squares: Tensor) -> Tensor:
+        frames = squares.sum(1)[0]
+        return frames[: frames.shape[0] // step * step].unflatten(0, (-1, step)).sum(1)
+
+    return "moments", pool
 
 
 def _rows(outputs: Tensor, leaf: Tensor, queries: list[int]) -> list[Tensor]:
@@ -196,7 +222,7 @@ def swapped(subject: Subject) -> bool:
     one, two = (subject.run(pair)[:1] for pair in pairs)
     if gap(one, two) <= exact_bound(one.dtype, one.shape[1], size_of(one)):
         return False
-    if subject.main.kind == "image" or one.shape[1] != tokens.shape[1]:
+    if subject.main.whole or one.shape[1] != tokens.shape[1]:
         return False
     place = tokens.shape[1] // 2
     others = torch.arange(tokens.shape[1]) != place

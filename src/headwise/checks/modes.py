@@ -133,7 +133,7 @@ def gradients(subject: Subject) -> list[Record]:
 def _mode(subject: Subject, path: str, mode: str) -> Record:
     cases: list[tuple[str, padding.Padded]] = [("no padding", _whole(subject))]
     stream = subject.main
-    if stream.padding is not None and stream.kind != "image" and subject.documents is None:
+    if stream.padding is not None and not stream.whole and subject.documents is None:
         content = subject.tokens()
         many = content.shape[1] // 2
         short = content[:, : content.shape[1] - many]

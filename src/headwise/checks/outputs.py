@@ -54,12 +54,12 @@ def _tensor(output: Any) -> Tensor | None:
     return None
 
 
-def lift(value: Any) -> Any:
-    """An argument in float64."""
+def lift(value: Any, dtype: torch.dtype) -> Any:
+    """An argument in another dtype."""
     if isinstance(value, Tensor) and value.is_floating_point():
-        return value.double()
+        return value.to(dtype)
     if hasattr(value, "last_hidden_state"):
-        return type(value)(last_hidden_state=value.last_hidden_state.double())
+        return type(value)(last_hidden_state=value.last_hidden_state.to(dtype))
     return value
 
 

@@ -18,6 +18,7 @@ from headwise.checks.subject import Subject
 from headwise.record import Record
 
 PADDING = "padding"
+_ONE = {"image": "a picture", "sound": "a sound of the one length that the model takes"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +85,8 @@ def padding(subject: Subject) -> list[Record]:
     right, and on the left where it takes positions or `padding_side` asks for it.
     """
     streams = [s for s in subject.streams if s.padding is not None]
-    if subject.main.kind == "image":
-        raise NotRunnable("a picture has no padding")
+    if subject.main.whole:
+        raise NotRunnable(f"{_ONE[subject.main.kind]} has no padding")
     if not streams:
         raise NotRunnable(
             "the model takes no padding mask (looked for attention_mask, key_padding_mask and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,7 +41,10 @@ def _huggingface(model: Any) -> list[str]:
     names += ["eager"]
     if getattr(model, "_supports_sdpa", False):
         names.append("sdpa")
-    if getattr(model, "_supports_attention_backend", getattr(model, "_supports_sdpa", False)):
+    # Not `_supports_attention_backend`: Whisper and others deny it and call the interface all the
+    # same. What counts is that the model's own file looks implementations up.
+    home = sys.modules.get(type(model).__module__)
+    if hasattr(home, "ALL_ATTENTION_FUNCTIONS"):
         names.append(headwise.hf.NAME)
     return list(dict.fromkeys(names))
 

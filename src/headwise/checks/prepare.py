@@ -28,7 +28,7 @@ def default_inputs(model: nn.Module, loaded: Any = None) -> Any:
     dtype = next(kinds, torch.float32)
     vocabulary = getattr(config, "vocab_size", None)
     if "input_features" in names and "decoder_input_ids" in names and vocabulary:
-        return _speech(model, config, vocabulary, place, dtype)
+        return _speech(model, config, vocabulary, place)
     sees = "pixel_values" in names and "input_ids" not in names
     if sees and getattr(config, "image_size", None) is not None:
         return {"pixel_values": _pixels(model, config).to(place, dtype)}
@@ -86,18 +86,30 @@ def _pixels(model: nn.Module, config: Any) -> Tensor:
     return pixels
 
 
-def _speech(
-    model: Any, config: Any, vocabulary: int, place: torch.device, dtype: torch.dtype
-) -> dict[str, Any]:
-    """Noise as sound, heard once: the encoder's answer is given to every run of the decoder."""
-    frames = 2 * config.max_source_positions
-    sound = torch.randn(
-        (1, config.num_mel_bins, frames), generator=torch.Generator().manual_seed(SEED)
-    )
+def _speech(model: Any, config: Any, vocabulary: int, place: torch.device) -> dict[str, Any]:
+    """Noise as sound, heard once: the encoder's answer is given to every run of the decoder. The
+    encoder is a part of its own (parts.py)."""
     with torch.no_grad():
-        heard = model.get_encoder()(sound.to(place, dtype))
+        heard = model.get_encoder()(noise_for(model, model))
     ids = random_ids(config, vocabulary, LENGTH).to(place)
     return {"decoder_input_ids": ids, "encoder_outputs": heard}
+
+
+def noise_for(encoder: nn.Module, model: nn.Module) -> Tensor:
+    """A spectrogram of noise, (1, bands, frames), as long as a speech encoder takes.
+
+    Raises:
+        NotRunnable: the config does not say that it takes one.
+    """
+    config = getattr(model, "config", None)
+    bands, half = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
+    if not isinstance(bands, int) or not isinstance(half, int):
+        raise NotRunnable(
+            f"{type(encoder).__name__} came without inputs, and no config says what it takes"
+        )
+    noise = torch.randn((1, bands, 2 * half), generator=torch.Generator().manual_seed(SEED))
+    first = next(encoder.parameters())
+    return noise.to(first.device, first.dtype)
 
 
 def batch_first_of(model: nn.Module) -> bool:

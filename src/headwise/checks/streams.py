@@ -20,6 +20,8 @@ LONGEST = 24
 # In the order in which they are looked for.
 DECODER_NAMES = ("decoder_input_ids", "decoder_inputs_embeds", "tgt")
 STREAM_NAMES = ("input_ids", "inputs_embeds", "pixel_values", "src", "x", "input", "inputs")
+# A spectrogram, (batch, bands, frames): the model makes its tokens of it.
+SOUND_NAME = "input_features"
 # Arguments that say which tokens are real. The second kind marks padding with True, as torch does.
 KEEP_NAMES = ("attention_mask", "input_mask")
 HIDE_NAMES = ("src_key_padding_mask", "key_padding_mask", "padding_mask")
@@ -36,7 +38,8 @@ class Stream:
     """One sequence of tokens that the model reads.
 
     slot: the keyword (or the place among the positional arguments) that holds it. kind: "ids"
-    (B, L) int, "features" (B, L, F), "image" (B, C, H, W). values: the tokens of one example.
+    (B, L) int, "features" (B, L, F), "image" (B, C, H, W), "sound" (B, bands, frames), which the
+    model makes its tokens of. values: the tokens of one example.
     own_rows: the outputs have a row for each of its positions. padding: the argument that says
     which tokens are real, and `hides`: whether True there means padding. positions, square,
     documents, cache: the names of arguments for positions, an (L, L) mask, document ids, a cache.
@@ -56,8 +59,13 @@ class Stream:
 
     @property
     def length(self) -> int:
-        """Tokens; for a picture there are none to count."""
-        return self.values.shape[1] if self.kind != "image" else 0
+        """Tokens; for a picture or a sound there are none to count."""
+        return 0 if self.whole else self.values.shape[1]
+
+    @property
+    def whole(self) -> bool:
+        """Not a row of tokens: it can't be cut, padded or replaced token by token."""
+        return self.kind in ("image", "sound")
 
 
 def parameters(model: nn.Module) -> tuple[list[str], bool]:
@@ -113,6 +121,18 @@ def arguments(model: nn.Module, inputs: Any) -> tuple[list[Any], dict[str, Any]]
     return args, {name: value for name, value in kwargs.items() if value is not None}
 
 
+def bands_of(model: nn.Module) -> int | None:
+    """The bands of a spectrogram that the model takes, (batch, bands, frames); None: no such."""
+    bands = getattr(getattr(model, "config", None), "num_mel_bins", None)
+    return bands if isinstance(bands, int) else None
+
+
+def two_parts(model: nn.Module) -> bool:
+    """An encoder and a decoder; an encoder alone may share the config that says so."""
+    said = getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True
+    return said and any(name in parameters(model)[0] for name in DECODER_NAMES)
+
+
 def kind_of(value: Any, batch_first: bool) -> str | None:
     """What a tensor can be as a sequence of tokens, by its dtype and rank; None: it cannot."""
     if not isinstance(value, Tensor):
@@ -142,10 +162,12 @@ def find(
     slots += [name for name in named if kind_of(kwargs.get(name), batch_first)]
     slots += list(range(len(args)))
     skipped = {*KEEP_NAMES, *HIDE_NAMES, *POSITION_NAMES, *DOCUMENT_NAMES, *SQUARE_NAMES}
-    skipped |= {"token_type_ids", "memory", "encoder_hidden_states", "input_features"}
+    skipped |= {"token_type_ids", "memory", "encoder_hidden_states", SOUND_NAME}
     slots += [name for name in kwargs if name not in (*named, *skipped)]
     values = {slot: args[slot] if isinstance(slot, int) else kwargs[slot] for slot in slots}
     usable = [slot for slot in slots if kind_of(values[slot], batch_first)]
+    if not usable and kind_of(kwargs.get(SOUND_NAME), batch_first) == "features":
+        usable, values = [SOUND_NAME], {SOUND_NAME: kwargs[SOUND_NAME]}
     if not usable:
         shapes = {
             str(name): f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
@@ -176,8 +198,11 @@ def _stream(
     name: str = "",
 ) -> Stream:
     kind = kind_of(value, batch_first)
+    # (batch, bands, frames) where the model's config says so, else tokens like any others.
+    if slot == SOUND_NAME and bands_of(model) == value.shape[1]:
+        kind = "sound"
     assert kind is not None
-    if kind != "image":
+    if kind not in ("image", "sound"):
         value = value if batch_first else value.transpose(0, 1)
         value = value[:1, :LONGEST]
     names, _ = parameters(model)

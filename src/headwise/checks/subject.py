@@ -16,7 +16,7 @@ from headwise.checks import declared, outputs, paths
 from headwise.checks.finding import NotRunnable, gap
 from headwise.checks.outputs import rows_of
 from headwise.checks.prepare import batch_first_of, default_inputs, pad_id, special_ids
-from headwise.checks.streams import Stream, arguments, find, parameters
+from headwise.checks.streams import Stream, arguments, find, parameters, two_parts
 from headwise.errors import HeadwiseError
 
 # A float64 copy of a model larger than this is not made.
@@ -88,7 +88,7 @@ class Subject:
             inputs = default_inputs(module, loaded)
         args, kwargs = arguments(module, inputs)
         config = getattr(module, "config", None)
-        cross = bool(getattr(config, "is_encoder_decoder", False)) or "tgt" in kwargs
+        cross = two_parts(module) or "tgt" in kwargs
         if batch_first is None:
             batch_first = batch_first_of(module)
         streams = find(module, args, kwargs, batch_first=batch_first, cross=cross)
@@ -170,8 +170,8 @@ class Subject:
 
     def tokens(self, stream: Stream | None = None, length: int | None = None) -> Tensor:
         """One example of a stream, (1, L) or (1, L, F), cut to `length`."""
-        values = (stream or self.main).values
-        return values if length is None or values.ndim == 4 else values[:, :length]
+        stream = stream or self.main
+        return stream.values if length is None or stream.whole else stream.values[:, :length]
 
     # --- changing inputs -------------------------------------------------------------------------
 
@@ -235,30 +235,10 @@ class Subject:
         more: Mapping[str, Any] | None = None,
     ) -> Any:
         """The model's own output; see `run`."""
-        stream = stream or self.main
-        batch = tokens.shape[0]
-        kwargs = {name: self._spread(name, value, batch, stream, tokens)
-                  for name, value in self.kwargs.items()}  # fmt: skip
-        args = [self._spread(place, value, batch, stream, tokens)
-                for place, value in enumerate(self.args)]  # fmt: skip
         given = tokens
         if embed is not None and tokens.is_floating_point():
             given = embed(tokens)
-        if not self.batch_first and stream.kind != "image":
-            given = given.transpose(0, 1)
-        if isinstance(stream.slot, int):
-            args[stream.slot] = given
-        else:
-            kwargs[stream.slot] = given
-        if stream.padding is not None:
-            kwargs.pop(stream.padding, None)
-            if real is not None:
-                kwargs[stream.padding] = self._padding(stream, real.to(tokens.device))
-        if stream.positions is not None:
-            kwargs.pop(stream.positions, None)
-            if positions is not None:
-                kwargs[stream.positions] = positions
-        kwargs.update(more or {})
+        args, kwargs = self.arguments(given, stream, real, positions, more)
         hooked: contextlib.AbstractContextManager = contextlib.nullcontext()
         if embed is not None and not tokens.is_floating_point():
             hooked = outputs.embedding(self.model, tokens, embed)
@@ -275,6 +255,38 @@ class Subject:
                 f"the model raised {type(error).__name__} on inputs of shape "
                 f"{list(tokens.shape)}: {reason}"
             ) from error
+
+    def arguments(
+        self,
+        tokens: Tensor,
+        stream: Stream | None = None,
+        real: Tensor | None = None,
+        positions: Tensor | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """(positional, keyword) arguments of the call on these tokens; see `run`."""
+        stream = stream or self.main
+        batch = tokens.shape[0]
+        kwargs = {name: self._spread(name, value, batch, stream, tokens)
+                  for name, value in self.kwargs.items()}  # fmt: skip
+        args = [self._spread(place, value, batch, stream, tokens)
+                for place, value in enumerate(self.args)]  # fmt: skip
+        if not self.batch_first and not stream.whole:
+            tokens = tokens.transpose(0, 1)
+        if isinstance(stream.slot, int):
+            args[stream.slot] = tokens
+        else:
+            kwargs[stream.slot] = tokens
+        if stream.padding is not None:
+            kwargs.pop(stream.padding, None)
+            if real is not None:
+                kwargs[stream.padding] = self._padding(stream, real.to(tokens.device))
+        if stream.positions is not None:
+            kwargs.pop(stream.positions, None)
+            if positions is not None:
+                kwargs[stream.positions] = positions
+        kwargs.update(more or {})
+        return args, kwargs
 
     def _padding(self, stream: Stream, real: Tensor) -> Tensor:
         """The padding mask as the model takes it; torch wants the dtype of the square mask."""
@@ -299,7 +311,7 @@ class Subject:
             own = next((s for s in self.streams if s.slot == name), None)
             if own is not None:
                 value = own.values.expand(batch, *own.values.shape[1:])
-                return value if self.batch_first or own.kind == "image" else value.transpose(0, 1)
+                return value if self.batch_first or own.whole else value.transpose(0, 1)
             if value.ndim and not (value.ndim == 2 and "mask" in str(name)):
                 axis = 0 if self.batch_first or value.ndim != 3 else 1
                 one = value.narrow(axis, 0, min(1, value.shape[axis]))
@@ -357,23 +369,31 @@ class Subject:
         if self.dtype == torch.float64:
             return None
         if self._double is None:
-            count = sum(p.numel() for p in self.model.parameters())
-            if 8 * count > LARGEST_COPY:
-                return None
-            try:
-                model = copy.deepcopy(self.model).to(torch.float64)
-            except Exception:  # a model that cannot be copied has no second opinion
-                return None
-            lift = outputs.lift
-            self._double = replace(
-                self,
-                model=model,
-                streams=[replace(s, values=lift(s.values)) for s in self.streams],
-                args=[lift(value) for value in self.args],
-                kwargs={name: lift(value) for name, value in self.kwargs.items()},
-                _double=None,
-            )
+            self._double = self.copied(torch.float64)
         return self._double
+
+    def copied(self, dtype: torch.dtype) -> Subject | None:
+        """A copy in this dtype; None where it would be larger than 4 GiB, or can't be made."""
+        count = sum(p.numel() for p in self.model.parameters())
+        if torch.finfo(dtype).bits // 8 * count > LARGEST_COPY:
+            return None
+        try:
+            model = copy.deepcopy(self.model).to(dtype)
+        except Exception:  # a model that cannot be copied has no second opinion
+            return None
+
+        def lift(value: Any) -> Any:
+            return outputs.lift(value, dtype)
+
+        return replace(
+            self,
+            model=model,
+            streams=[replace(s, values=lift(s.values)) for s in self.streams],
+            args=[lift(value) for value in self.args],
+            kwargs={name: lift(value) for name, value in self.kwargs.items()},
+            _double=None,
+            _steady=None,
+        )
 
     # --- reading the rest ------------------------------------------------------------------------
 
