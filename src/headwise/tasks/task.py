@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -61,14 +61,14 @@ class Task(ABC):
     """One domain. `data` is a person's own file or folder in place of `source`; `seed` is that of
     the split only."""
 
-    name: ClassVar[str]
-    title: ClassVar[str]
-    metric: ClassVar[str]
-    better: ClassVar[Literal["higher", "lower"]]
-    source: ClassVar[str]
-    licence: ClassVar[str]
-    causal: ClassVar[bool]
-    generates: ClassVar[bool]
+    name: str
+    title: str
+    metric: str
+    better: Literal["higher", "lower"]
+    source: str
+    licence: str
+    causal: bool
+    generates: bool
 
     def __init__(self, data: Path | None = None, seed: int = 0) -> None:
         self.data, self.seed = data, seed
