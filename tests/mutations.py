@@ -116,7 +116,7 @@ def _inside(file: str | None, tree: Path) -> bool:
 
 @contextmanager
 def copied() -> Iterator[Path]:
-    """A temporary folder with src, tests and what configures pytest."""
+    """A temporary folder with src, tests, the compiled module and what configures pytest."""
     with tempfile.TemporaryDirectory(prefix="headwise-mutant-") as folder:
         tree = Path(folder).resolve()
         for name in ("src", "tests"):
@@ -124,6 +124,10 @@ def copied() -> Iterator[Path]:
                 ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", ".*")
             )
         shutil.copy(ROOT / "pyproject.toml", tree)
+        compiled = importlib.util.find_spec("headwise._native")
+        if compiled is None or compiled.origin is None:
+            raise SystemExit("mutations: the native module is not installed; run make first")
+        shutil.copy(compiled.origin, tree / "src" / "headwise")
         yield tree
 
 

@@ -86,7 +86,16 @@ def vit() -> nn.Module:
     return transformers.ViTModel(config)
 
 
-CAUSAL = {"future leak", "measured mask", "padding", "batch", "cache", "eval", "gradients"}
+CAUSAL = {
+    "future leak",
+    "measured mask",
+    "padding",
+    "batch",
+    "cache",
+    "eval",
+    "gradients",
+    "agreement",
+}
 BOTH_WAYS = CAUSAL - {"future leak", "cache"}
 TRANSFORMERS = [
     (llama, CAUSAL),
@@ -111,8 +120,79 @@ def test_transformers_models_pass(make: Any, runs: set[str]) -> None:
     records = check(make())
     assert passed(records) == runs
     paths = {r.where["path"] for r in records if r.where["check"] == "eval"}
-    assert {"eager", "sdpa"} <= paths
-    assert ("headwise" in paths) == (make not in (t5, bart))
+    assert {"eager", "sdpa", "headwise"} <= paths
+
+
+def whisper() -> nn.Module:
+    config = transformers.WhisperConfig(
+        vocab_size=60, num_mel_bins=8, encoder_layers=2, decoder_layers=2, d_model=24,
+        encoder_attention_heads=3, decoder_attention_heads=3, encoder_ffn_dim=32,
+        decoder_ffn_dim=32, max_source_positions=30, max_target_positions=40,
+        decoder_start_token_id=1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        suppress_tokens=None, begin_suppress_tokens=None,
+    )  # fmt: skip
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+ENCODER = {"measured mask", "batch", "eval", "gradients"}
+
+
+@pytest.mark.parametrize("make", [t5, bart, whisper])
+def test_an_encoder_is_checked_by_itself(make: Any) -> None:
+    names = ["future leak", *ENCODER, "padding"]
+    records = check(make(), only=names)
+    own = [r for r in records if (r.where["case"] or "").startswith("encoder,")
+           or r.where["case"] == "encoder"]  # fmt: skip
+    assert not failures(own)
+    ran = {r.where["check"] for r in own if r.values["status"] == "passed"}
+    assert ran == ENCODER | (set() if make is whisper else {"padding"})
+    assert {r.where["path"] for r in own if r.where["check"] == "batch"} == {
+        "eager",
+        "sdpa",
+        "headwise",
+    }
+    if make is whisper:
+        measured = next(r for r in own if r.where["check"] == "measured mask")
+        assert measured.values["ran"] == "12 of 30 outputs by 30 moments"
+        (padding,) = (r for r in own if r.where["check"] == "padding")
+        assert "no padding" in padding.values["message"]
+
+
+class _SeesThePast(nn.Module):
+    """What a causal mask in an encoder leaves: each output follows the frames before it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden_states: Any, attention_mask: Any = None, **more: Any) -> Any:
+        length = hidden_states.shape[1]
+        hidden = torch.full((length, length), -torch.inf).triu(1)
+        return self.layer(hidden_states, hidden[None, None], **more)
+
+
+def test_a_causal_mask_in_a_speech_encoder_is_found() -> None:
+    model = whisper()
+    layers = model.get_encoder().layers
+    for number, layer in enumerate(layers):
+        layers[number] = _SeesThePast(layer)
+    wrong = failures(check(model, only=["measured mask"]))
+    assert wrong and {r.where["case"] for r in wrong} == {"encoder"}
+    assert "are not connected at all" in wrong[0].values["message"]
+
+
+def test_half_precision_is_checked_in_float32_too() -> None:
+    records = check(llama().to(torch.bfloat16), only=["future leak", "batch", "eval"])
+    assert not failures(records)
+    runs = {(r.where["check"], (r.where["case"] or "").split(",")[0]) for r in records}
+    assert runs == {
+        ("future leak", ""),
+        ("future leak", "float32"),
+        ("batch", "neighbour"),
+        ("batch", "joining"),
+        ("batch", "float32"),
+        ("eval", ""),
+    }
 
 
 def test_what_a_model_does_without_positions_is_said() -> None:

@@ -6,6 +6,7 @@ that the list cannot rot in silence; `tests` names the files that ought to turn 
 """
 
 from mutants.backends import BACKENDS
+from mutants.checks import CHECKS
 from mutants.definition import DEFINITION
 from mutants.fault import Mutant
 from mutants.layer import LAYER
@@ -13,4 +14,4 @@ from mutants.uses import USES
 
 __all__ = ["MUTANTS", "Mutant"]
 
-MUTANTS = DEFINITION + BACKENDS + LAYER + USES
+MUTANTS = DEFINITION + BACKENDS + LAYER + USES + CHECKS

@@ -227,6 +227,22 @@ class NormOverTheSequence(sound.Decoder):
         return x - x.mean(dim=1, keepdim=True)
 
 
+class OtherWhenTraced(sound.Decoder):
+    """A branch for tracing, written once and never looked at again: no mask."""
+
+    def mask(self, length: int, keys: int, real: Tensor | None) -> Tensor | None:
+        if torch.compiler.is_compiling():
+            return None
+        return super().mask(length, keys, real)
+
+
+class ScaleInOnePath(sound.Backends):
+    """The fused branch scales by the model's width."""
+
+    def fused(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, mask, scale=0.05)
+
+
 @dataclass(frozen=True)
 class Case:
     """A faulty model, its correct twin, and what must be said of the fault."""
@@ -278,6 +294,8 @@ CASES = [
     Case(MaskAddedAsNumbers, sound.Encoder, PADDING, "float-mask-added", ids),
     Case(SequenceFirstInside, sound.TorchEncoder, "batch", "batch-and-sequence-swapped", features),
     Case(MixesTheBatch, sound.Encoder, "batch", "batch-leak", ids),
+    Case(OtherWhenTraced, sound.Decoder, "agreement", "exported-form-differs", ids),
+    Case(ScaleInOnePath, sound.Backends, "agreement", "path-differs", ids),
     Case(DropoutInEval, sound.Decoder, "eval", "dropout-in-eval", ids),
     Case(NoiseInEval, sound.Encoder, "eval", "random-in-eval", ids),
 ]
