@@ -61,6 +61,19 @@ struct Forward {
     void* lse = nullptr;  // (batch, heads, queries) contiguous, float or double; may be null
 };
 
+// The same where keys and values are stored as int8 (call.queries == 1; call.key and call.value are
+// not read). Keys [0, sealed) lie in `key`: key j, feature d stands for key · key_scale at (j / block,
+// d). The keys after them lie in `tail`, in the call's dtype, from its first row on. Values are all in
+// `value`: that of key j times value_scale at (j). A value scale of NaN says that the token's key or
+// value was not finite.
+struct Quantized {
+    Forward forward;
+    Tensor key, tail, value;
+    Tensor key_scale;    // float (batch, kv_heads, blocks, dim)
+    Tensor value_scale;  // float (batch, kv_heads, keys), `row` unused
+    std::int64_t sealed = 0, block = 1;  // sealed is a multiple of block
+};
+
 // Gradients, contiguous, in the arithmetic type: (batch, heads or kv_heads, length, dim).
 struct Backward {
     Call call;
@@ -116,6 +129,7 @@ struct Kernels {
     void (*draws)(const Call&, std::int64_t first_row, std::int64_t rows, std::int64_t first_key,
                   std::int64_t keys, float* out);
     void (*statistics)(const Statistics&);
+    void (*decode_int8)(const Quantized&);  // f32, bf16, f16
 };
 
 }  // namespace headwise

@@ -205,6 +205,31 @@ NB_MODULE(_native, m) {
        nb::arg("threads"), nb::arg("rows"), nb::arg("declared").none(), nb::arg("positions"),
        nb::arg("firsts"), nb::arg("matches").none(), nb::arg("map"), nb::arg("by_row"),
        nb::arg("totals"));
+    // Keys and values as int8: (key, tail, value, key scales, value scales) each (data, batch, head,
+    // row), and (sealed, block).
+    m.def("decode_int8", [](int dtype, nb::tuple sizes, nb::tuple query, nb::tuple stored,
+                            nb::tuple blocks, nb::object runs, nb::object bits, nb::object bias,
+                            std::intptr_t sinks, nb::tuple numbers, int threads, nb::tuple output,
+                            std::intptr_t lse) {
+        Quantized job;
+        job.forward.call = call_of(dtype, sizes, query, query, query, runs, bits, bias, sinks, numbers,
+                                   0, threads);
+        job.forward.output = {pointer(output, 0), integer(output, 1), integer(output, 2),
+                              integer(output, 3)};
+        job.forward.lse = reinterpret_cast<void*>(lse);
+        job.key = tensor(stored[0]);
+        job.tail = tensor(stored[1]);
+        job.value = tensor(stored[2]);
+        job.key_scale = tensor(stored[3]);
+        job.value_scale = tensor(stored[4]);
+        job.sealed = integer(blocks, 0);
+        job.block = integer(blocks, 1);
+        const Kernels& k = kernels();
+        nb::gil_scoped_release unlocked;
+        k.decode_int8(job);
+    }, nb::arg("dtype"), nb::arg("sizes"), nb::arg("query"), nb::arg("stored"), nb::arg("blocks"),
+       nb::arg("runs").none(), nb::arg("bits").none(), nb::arg("bias").none(), nb::arg("sinks"),
+       nb::arg("numbers"), nb::arg("threads"), nb::arg("output"), nb::arg("lse"));
     m.def("draws", [](std::int64_t batch, std::int64_t heads, std::int64_t queries, double dropout,
                       std::uint64_t seed, std::int64_t first_row, std::int64_t rows,
                       std::int64_t first_key, std::int64_t keys, std::intptr_t out) {

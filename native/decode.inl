@@ -91,15 +91,37 @@ HW_INLINE void add_values(const A* weights, const T* value, std::int64_t row, st
     }
 }
 
+// A step of keys and values as they lie in a call.
 template <class T>
+struct PlainSteps : InPlace<T> {
+    using A = Arithmetic<T>;
+    using InPlace<T>::call;
+
+    std::int64_t scratch_numbers(int) const { return 0; }
+    template <int G>
+    HW_INLINE void score(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, const A* query,
+                         std::int64_t q_row, A*, A* scores) const {
+        dot_keys<G, T>(query, q_row, row_of<T>(call.key, b, kv, j), call.key.row, n, call.dim, scores);
+    }
+    template <int G>
+    HW_INLINE void weigh(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, A* weights,
+                         const A* shrink, A* out, std::int64_t out_row) const {
+        add_values<G, T>(weights, row_of<T>(call.value, b, kv, j), call.value.row, n, call.value_dim,
+                         shrink, out, out_row);
+    }
+};
+
+template <class T, class Steps>
 struct DecodePass {
     using A = Arithmetic<T>;
     const Forward& job;
     const Call& call;
+    Steps steps;
     Scores<A> how;
     std::int64_t groups, value_width;
 
-    explicit DecodePass(const Forward& j) : job(j), call(j.call), how(scores_of<A>(j.call)) {
+    DecodePass(const Forward& j, const Steps& s)
+        : job(j), call(j.call), steps(s), how(scores_of<A>(j.call)) {
         groups = call.groups();
         value_width = round_up(call.value_dim, W<A>);
     }
@@ -128,9 +150,11 @@ struct DecodePass {
     void heads(std::int64_t b, std::int64_t kv, std::int64_t first, std::int64_t low,
                std::int64_t high, A* part) const {
         const std::int64_t q_row = round_up(call.dim, W<A>), stride = 2 + value_width;
-        const Scratch scratch((G * q_row + G * STEP_KEYS) * static_cast<std::int64_t>(sizeof(A)));
+        const Scratch scratch((G * q_row + G * STEP_KEYS + steps.scratch_numbers(G)) *
+                              static_cast<std::int64_t>(sizeof(A)));
         A* query = scratch.as<A>();
         A* scores = query + G * q_row;
+        A* spare = scores + G * STEP_KEYS;
         RowMask mask[G];
         RowState<A> state[G];
         A shrink[G];
@@ -148,8 +172,7 @@ struct DecodePass {
             bool seen = false;
             for (int g = 0; g < G; ++g) seen = seen || !mask[g].none(j, j + n);
             if (!seen) continue;
-            dot_keys<G, T>(query, q_row, row_of<T>(call.key, b, kv, j), call.key.row, n, call.dim,
-                           scores);
+            steps.template score<G>(b, kv, j, n, query, q_row, spare, scores);
             for (int g = 0; g < G; ++g) {
                 A* s = scores + g * STEP_KEYS;
                 const std::int64_t head = kv * groups + first + g;
@@ -170,8 +193,7 @@ struct DecodePass {
                     drop(s, n, draw_of(call, b, head, 0), j,
                          static_cast<A>(1.0 / (1.0 - call.dropout)));
             }
-            add_values<G, T>(scores, row_of<T>(call.value, b, kv, j), call.value.row, n,
-                             call.value_dim, shrink, part + 2, stride);
+            steps.template weigh<G>(b, kv, j, n, scores, shrink, part + 2, stride);
         }
         for (int g = 0; g < G; ++g) {
             part[g * stride] = state[g].m;
@@ -195,7 +217,8 @@ struct DecodePass {
                       fma(load(next + 2 + d), fill(its), load(first + 2 + d) * mine));
         }
         const std::int64_t head = kv * groups + g;
-        finish_row<T>(job, b, head, 0, row_mask(call, b, head, 0), state, first + 2);
+        finish_row<T>(job, b, head, 0, row_mask(call, b, head, 0), state, first + 2,
+                      steps);
     }
 
     void run() const {
@@ -236,11 +259,16 @@ struct DecodePass {
     }
 };
 
+template <class T>
+void decode_plain(const Forward& job) {
+    DecodePass<T, PlainSteps<T>>(job, PlainSteps<T>{{job.call}}).run();
+}
+
 void decode(const Forward& job) {
     switch (job.call.dtype) {
-        case Dtype::f32: DecodePass<float>(job).run(); break;
-        case Dtype::bf16: DecodePass<Bf16>(job).run(); break;
-        case Dtype::f16: DecodePass<F16>(job).run(); break;
-        case Dtype::f64: DecodePass<double>(job).run(); break;
+        case Dtype::f32: decode_plain<float>(job); break;
+        case Dtype::bf16: decode_plain<Bf16>(job); break;
+        case Dtype::f16: decode_plain<F16>(job); break;
+        case Dtype::f64: decode_plain<double>(job); break;
     }
 }

@@ -1,10 +1,10 @@
 // The end of a row: its weighted sums become the output, its state the logsumexp.
 
 // sums: value_dim numbers, padded to whole vectors.
-template <class T>
+template <class T, class Stored = InPlace<T>>
 void finish_row(const Forward& job, std::int64_t b, std::int64_t head, std::int64_t i,
                 const RowMask& mask, const RowState<Arithmetic<T>>& state,
-                const Arithmetic<T>* sums) {
+                const Arithmetic<T>* sums, const Stored& stored) {
     using A = Arithmetic<T>;
     const Call& call = job.call;
     T* out = static_cast<T*>(job.output.data) + b * job.output.batch + head * job.output.head +
@@ -34,7 +34,7 @@ void finish_row(const Forward& job, std::int64_t b, std::int64_t head, std::int6
         }
         fine = lse - lse == 0 && sum<A>(bad) == A(0);
     }
-    if (!fine) lse = slow_row<T>(call, b, head, i, out);
+    if (!fine) lse = slow_row<T>(call, stored, b, head, i, out);
     if (job.lse)
         static_cast<A*>(job.lse)[(b * call.heads + head) * call.queries + i] = static_cast<A>(lse);
 }

@@ -136,7 +136,7 @@ struct ForwardPass {
                 const RowMask* mask, const RowState<A>* state, const A* sums) const {
         for (std::int64_t r = 0; r < count; ++r)
             finish_row<T>(job, b, kv * groups + (begin + r) % groups, (begin + r) / groups, mask[r],
-                          state[r], sums + r * value_width);
+                          state[r], sums + r * value_width, InPlace<T>{call});
     }
 
     void run() const {

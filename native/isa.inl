@@ -35,6 +35,7 @@ namespace {
 #include "finish.inl"
 #include "forward.inl"
 #include "decode.inl"
+#include "decode_int8.inl"
 #include "backward.inl"
 #include "statistics.inl"
 
@@ -43,6 +44,7 @@ namespace {
 extern const Kernels kernels;
 #define HEADWISE_WORD_(x) #x
 #define HEADWISE_WORD(x) HEADWISE_WORD_(x)
-const Kernels kernels{HEADWISE_WORD(HEADWISE_ISA), forward, decode, backward, draws, statistics};
+const Kernels kernels{HEADWISE_WORD(HEADWISE_ISA), forward, decode, backward, draws, statistics,
+                      decode_int8};
 
 }  // namespace headwise::HEADWISE_ISA

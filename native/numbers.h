@@ -7,6 +7,9 @@ struct Bf16 {
 struct F16 {
     std::uint16_t bits;
 };
+struct Int8 {  // −127 … 127; what it stands for is told by a scale beside it
+    std::int8_t bits;
+};
 
 template <class T>
 struct ArithmeticOf {
@@ -21,6 +24,7 @@ using Arithmetic = typename ArithmeticOf<T>::type;
 
 inline float widen(float x) { return x; }
 inline double widen(double x) { return x; }
+inline float widen(Int8 x) { return static_cast<float>(x.bits); }
 inline float widen(Bf16 x) {
     const std::uint32_t u = static_cast<std::uint32_t>(x.bits) << 16;
     float f;

@@ -2,7 +2,7 @@
 //   BYTES            bytes of one vector register
 //   fma(a, b, c)     a·b + c for VecOf<float> and VecOf<double>
 //   maximum(a, b)    a > b ? a : b, so the second where either is NaN
-// and, optionally, faster loads and stores of half types. All else is GCC's and Clang's vector
+// and loads of bytes, loads and stores of half types. All else is GCC's and Clang's vector
 // extension, which compiles to the same instructions as intrinsics would.
 
 template <class A>
@@ -31,6 +31,8 @@ template <class T>
 HW_INLINE VecOf<Arithmetic<T>> load_wide(const T* p) {
     if constexpr (sizeof(T) == sizeof(Arithmetic<T>)) {
         return load(p);
+    } else if constexpr (sizeof(T) == 1) {
+        return load_byte(p);
     } else {
         return load_half(p);
     }

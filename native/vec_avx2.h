@@ -34,6 +34,10 @@ HW_INLINE F64x4 fma(F64x4 a, F64x4 b, F64x4 c) {
 HW_INLINE F32x8 maximum(F32x8 a, F32x8 b) { return (F32x8)_mm256_max_ps((__m256)a, (__m256)b); }
 HW_INLINE F64x4 maximum(F64x4 a, F64x4 b) { return (F64x4)_mm256_max_pd((__m256d)a, (__m256d)b); }
 
+HW_INLINE F32x8 load_byte(const Int8* p) {
+    const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return (F32x8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b));
+}
 HW_INLINE F32x8 load_half(const Bf16* p) {
     const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return (F32x8)_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16);

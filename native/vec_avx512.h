@@ -34,6 +34,10 @@ HW_INLINE F64x8 fma(F64x8 a, F64x8 b, F64x8 c) {
 HW_INLINE F32x16 maximum(F32x16 a, F32x16 b) { return (F32x16)_mm512_max_ps((__m512)a, (__m512)b); }
 HW_INLINE F64x8 maximum(F64x8 a, F64x8 b) { return (F64x8)_mm512_max_pd((__m512d)a, (__m512d)b); }
 
+HW_INLINE F32x16 load_byte(const Int8* p) {
+    const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return (F32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b));
+}
 HW_INLINE F32x16 load_half(const Bf16* p) {
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return (F32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16);

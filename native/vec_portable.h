@@ -52,6 +52,12 @@ HW_INLINE F64 fma(F64 a, F64 b, F64 c) { return a * b + c; }
 HW_INLINE F32 maximum(F32 a, F32 b) { return a > b ? a : b; }
 HW_INLINE F64 maximum(F64 a, F64 b) { return a > b ? a : b; }
 
+HW_INLINE F32 load_byte(const Int8* p) {
+    typedef std::int8_t Bytes __attribute__((vector_size(HEADWISE_BYTES / 4)));
+    Bytes b;
+    __builtin_memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(b, F32);
+}
 template <class T>
 HW_INLINE F32 load_half(const T* p) {
     F32 v;
