@@ -1,0 +1,94 @@
+// One query a head over keys and values kept as int8: half the bytes of bf16 to read, and nothing is
+// turned back into memory first.
+//
+// A key's scales belong to a block of keys and to each of its features, so they go onto the query, once
+// a block: Σ q·(k·s) = Σ (q·s)·k. A value has one scale, which goes onto its softmax weight. Sums are
+// float. (Keys by channel, values by token: Liu 2024, "KIVI", arXiv 2402.02750; there 2 bits.)
+
+template <class T>
+struct Int8Steps {
+    using A = Arithmetic<T>;
+    const Quantized& held;
+    const Call& call;
+
+    const Int8* key_at(std::int64_t b, std::int64_t kv, std::int64_t j) const {
+        return row_of<Int8>(held.key, b, kv, j);
+    }
+    float value_scale(std::int64_t b, std::int64_t kv, std::int64_t j) const {
+        return row_of<float>(held.value_scale, b, kv, 0)[j];
+    }
+
+    std::int64_t scratch_numbers(int heads) const { return heads * round_up(call.dim, W<A>); }
+
+    template <int G>
+    HW_INLINE void score(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, const A* query,
+                         std::int64_t q_row, A* folded, A* scores) const {
+        const std::int64_t high = j + n, stored = least(high, held.sealed);
+        std::int64_t at = j;
+        while (at < stored) {
+            const std::int64_t block = at / held.block;
+            const std::int64_t some = least(stored, (block + 1) * held.block) - at;
+            const float* scale = row_of<float>(held.key_scale, b, kv, block);
+            for (std::int64_t d = 0; d < call.dim; d += W<A>) {
+                const VecOf<A> s = load_some(scale + d, call.dim - d);
+                for (int g = 0; g < G; ++g)
+                    store(folded + g * q_row + d, load(query + g * q_row + d) * s);
+            }
+            dot_keys<G, Int8>(folded, q_row, key_at(b, kv, at), held.key.row, some, call.dim,
+                              scores + (at - j));
+            at += some;
+        }
+        if (at < high)
+            dot_keys<G, T>(query, q_row, row_of<T>(held.tail, b, kv, at - held.sealed), held.tail.row,
+                           high - at, call.dim, scores + (at - j));
+    }
+
+    template <int G>
+    HW_INLINE void weigh(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, A* weights,
+                         const A* shrink, A* out, std::int64_t out_row) const {
+        const float* scale = row_of<float>(held.value_scale, b, kv, 0) + j;
+        for (std::int64_t i = 0; i < n; i += W<A>) {
+            const VecOf<A> s = load_some(scale + i, n - i);
+            for (int g = 0; g < G; ++g)
+                store(weights + g * STEP_KEYS + i, load(weights + g * STEP_KEYS + i) * s);
+        }
+        add_values<G, Int8>(weights, row_of<Int8>(held.value, b, kv, j), held.value.row, n,
+                            call.value_dim, shrink, out, out_row);
+    }
+
+    // For rows that meet a number that is not finite: in double, as the definition has it.
+    double dot(std::int64_t b, std::int64_t kv, std::int64_t j, const T* q) const {
+        if (value_scale(b, kv, j) != value_scale(b, kv, j)) return NAN;
+        double sum = 0;
+        if (j >= held.sealed) {
+            const T* k = row_of<T>(held.tail, b, kv, j - held.sealed);
+            for (std::int64_t d = 0; d < call.dim; ++d)
+                sum += static_cast<double>(widen(q[d])) * static_cast<double>(widen(k[d]));
+            return sum;
+        }
+        const Int8* k = key_at(b, kv, j);
+        const float* scale = row_of<float>(held.key_scale, b, kv, j / held.block);
+        for (std::int64_t d = 0; d < call.dim; ++d)
+            sum += static_cast<double>(widen(q[d])) * (static_cast<double>(scale[d]) * k[d].bits);
+        return sum;
+    }
+    void add(std::int64_t b, std::int64_t kv, std::int64_t j, double p, double* out) const {
+        const Int8* v = row_of<Int8>(held.value, b, kv, j);
+        const double scale = value_scale(b, kv, j);
+        for (std::int64_t d = 0; d < call.value_dim; ++d) out[d] += p * (scale * v[d].bits);
+    }
+};
+
+template <class T>
+void decode_stored(const Quantized& held) {
+    DecodePass<T, Int8Steps<T>>(held.forward, Int8Steps<T>{held, held.forward.call}).run();
+}
+
+void decode_int8(const Quantized& held) {
+    switch (held.forward.call.dtype) {
+        case Dtype::f32: decode_stored<float>(held); break;
+        case Dtype::bf16: decode_stored<Bf16>(held); break;
+        case Dtype::f16: decode_stored<F16>(held); break;
+        case Dtype::f64: break;  // refused by the caller
+    }
+}
