@@ -21,6 +21,7 @@ __all__ = ["TASKS", "Budget", "Design", "RunInput", "RunOutput", "Score", "Task"
 TASKS = {
     "vision": "headwise.tasks.vision:Vision",
     "tabular": "headwise.tasks.tabular:Tabular",
+    "planning": "headwise.tasks.planning:Planning",
 }
 
 
