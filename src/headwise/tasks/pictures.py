@@ -131,7 +131,8 @@ def folder_per_class(folder: Path, seed: int) -> Pictures:
             f"{folder}: wanted one folder of pictures per class, two at least; it holds "
             f"{len(groups)} folder{'' if len(groups) == 1 else 's'}"
         )
-    images, labels = [], []
+    images: list[np.ndarray] = []
+    labels: list[int] = []
     chosen: dict[str, list[np.ndarray]] = {"train": [], "validation": [], "test": []}
     seen: dict[str, Path] = {}
     random = np.random.default_rng(seed)
