@@ -133,7 +133,7 @@ class Tabular(Task):
         return Score(float(right.mean()), right, self._auc(shares, labels))
 
     def _auc(self, shares: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        """AUC (several classes: the mean of each against the rest); none where a class is absent."""
+        """AUC (of several classes, their mean against the rest); none where a class is absent."""
         metrics = require("sklearn.metrics", extra="tasks", purpose="AUC")
         if len(np.unique(labels)) < len(self.names):
             return {}
