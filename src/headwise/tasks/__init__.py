@@ -20,7 +20,10 @@ __all__ = ["TASKS", "Budget", "Design", "RunInput", "RunOutput", "Score", "Task"
 # A task's module is imported when the task is asked for: each needs other optional libraries.
 TASKS = {
     "vision": "headwise.tasks.vision:Vision",
+    "fashion": "headwise.tasks.vision:Fashion",
     "tabular": "headwise.tasks.tabular:Tabular",
+    "recommendation": "headwise.tasks.recommendation:Recommendation",
+    "series": "headwise.tasks.series:Series",
     "planning": "headwise.tasks.planning:Planning",
 }
 
