@@ -61,17 +61,21 @@ struct Forward {
     void* lse = nullptr;  // (batch, heads, queries) contiguous, float or double; may be null
 };
 
+// Keys that share their scales in an int8 cache.
+constexpr std::int64_t INT8_BLOCK = 64;
+
 // The same where keys and values are stored as int8 (call.queries == 1; call.key and call.value are
-// not read). Keys [0, sealed) lie in `key`: key j, feature d stands for key · key_scale at (j / block,
-// d). The keys after them lie in `tail`, in the call's dtype, from its first row on. Values are all in
-// `value`: that of key j times value_scale at (j). A value scale of NaN says that the token's key or
-// value was not finite.
+// not read). Keys [0, sealed) lie in blocks, turned over: `key` is (batch, kv_heads, blocks, dim ·
+// INT8_BLOCK), and feature d of key j stands for [j / INT8_BLOCK][d · INT8_BLOCK + j % INT8_BLOCK]
+// times key_scale [j / INT8_BLOCK][d]. The keys after them lie in `tail`, in the call's dtype, from
+// its first row on. Values are all in `value`: that of key j times value_scale [j]. A value scale of
+// NaN says that the token's key or value was not finite.
 struct Quantized {
     Forward forward;
     Tensor key, tail, value;
-    Tensor key_scale;    // float (batch, kv_heads, blocks, dim)
-    Tensor value_scale;  // float (batch, kv_heads, keys), `row` unused
-    std::int64_t sealed = 0, block = 1;  // sealed is a multiple of block
+    Tensor key_scale;         // float (batch, kv_heads, blocks, dim)
+    Tensor value_scale;       // float (batch, kv_heads, keys), `row` unused
+    std::int64_t sealed = 0;  // a multiple of INT8_BLOCK
 };
 
 // Gradients, contiguous, in the arithmetic type: (batch, heads or kv_heads, length, dim).

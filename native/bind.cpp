@@ -205,10 +205,10 @@ NB_MODULE(_native, m) {
        nb::arg("threads"), nb::arg("rows"), nb::arg("declared").none(), nb::arg("positions"),
        nb::arg("firsts"), nb::arg("matches").none(), nb::arg("map"), nb::arg("by_row"),
        nb::arg("totals"));
-    // Keys and values as int8: (key, tail, value, key scales, value scales) each (data, batch, head,
-    // row), and (sealed, block).
+    // Keys and values as int8: (key, tail, value, key scales, value scales), each (data, batch,
+    // head, row); `sealed` keys are int8, the rest in the tail.
     m.def("decode_int8", [](int dtype, nb::tuple sizes, nb::tuple query, nb::tuple stored,
-                            nb::tuple blocks, nb::object runs, nb::object bits, nb::object bias,
+                            std::int64_t sealed, nb::object runs, nb::object bits, nb::object bias,
                             std::intptr_t sinks, nb::tuple numbers, int threads, nb::tuple output,
                             std::intptr_t lse) {
         Quantized job;
@@ -222,12 +222,11 @@ NB_MODULE(_native, m) {
         job.value = tensor(stored[2]);
         job.key_scale = tensor(stored[3]);
         job.value_scale = tensor(stored[4]);
-        job.sealed = integer(blocks, 0);
-        job.block = integer(blocks, 1);
+        job.sealed = sealed;
         const Kernels& k = kernels();
         nb::gil_scoped_release unlocked;
         k.decode_int8(job);
-    }, nb::arg("dtype"), nb::arg("sizes"), nb::arg("query"), nb::arg("stored"), nb::arg("blocks"),
+    }, nb::arg("dtype"), nb::arg("sizes"), nb::arg("query"), nb::arg("stored"), nb::arg("sealed"),
        nb::arg("runs").none(), nb::arg("bits").none(), nb::arg("bias").none(), nb::arg("sinks"),
        nb::arg("numbers"), nb::arg("threads"), nb::arg("output"), nb::arg("lse"));
     m.def("draws", [](std::int64_t batch, std::int64_t heads, std::int64_t queries, double dropout,

@@ -5,20 +5,67 @@
 // a block: Σ q·(k·s) = Σ (q·s)·k. A value has one scale, which goes onto its softmax weight. Sums are
 // float. (Keys by channel, values by token: Liu 2024, "KIVI", arXiv 2402.02750; there 2 bits.)
 
+// Scores of n keys from `first` on of one block, G queries, into rows STEP_KEYS apart. Keys lie side by
+// side, so nothing is summed across a vector; each key's sum is its own chain. Meanwhile the next
+// block is fetched, and the values that these keys weigh: a line of 64 bytes a feature.
+template <int G>
+HW_INLINE void score_block(const float* query, std::int64_t q_row, const Int8* block, std::int64_t dim,
+                           std::int64_t first, std::int64_t n, const Int8* values, float* spare,
+                           float* scores) {
+    constexpr int w = W<float>, all = static_cast<int>(INT8_BLOCK) / w;
+    constexpr int wanted = G == 1 ? 8 : G == 2 ? 4 : 2, across = wanted < all ? wanted : all;
+    constexpr std::int64_t step = across * w;
+    bool fetched = false;
+    for (std::int64_t c = first / step * step; c < first + n; c += step) {
+        VecOf<float> sum[G][across];
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g)
+#pragma GCC unroll 8
+            for (int i = 0; i < across; ++i) sum[g][i] = VecOf<float>{};
+        const auto feature = [&](std::int64_t d) __attribute__((always_inline)) {
+            VecOf<float> k[across];
+#pragma GCC unroll 8
+            for (int i = 0; i < across; ++i) k[i] = load_byte(block + d * INT8_BLOCK + c + i * w);
+#pragma GCC unroll 4
+            for (int g = 0; g < G; ++g) {
+                const VecOf<float> x = fill(query[g * q_row + d]);
+#pragma GCC unroll 8
+                for (int i = 0; i < across; ++i) sum[g][i] = fma(x, k[i], sum[g][i]);
+            }
+        };
+        if (!fetched) {
+            for (std::int64_t d = 0; d < dim; ++d) {
+                __builtin_prefetch(block + (dim + d) * INT8_BLOCK);
+                __builtin_prefetch(values + d * 64);
+                feature(d);
+            }
+            fetched = true;
+        } else {
+            for (std::int64_t d = 0; d < dim; ++d) feature(d);
+        }
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g)
+#pragma GCC unroll 8
+            for (int i = 0; i < across; ++i) store(spare + g * INT8_BLOCK + c + i * w, sum[g][i]);
+    }
+    for (int g = 0; g < G; ++g)
+        __builtin_memcpy(scores + g * STEP_KEYS, spare + g * INT8_BLOCK + first,
+                         static_cast<std::size_t>(n) * sizeof(float));
+}
+
 template <class T>
 struct Int8Steps {
     using A = Arithmetic<T>;
     const Quantized& held;
     const Call& call;
 
-    const Int8* key_at(std::int64_t b, std::int64_t kv, std::int64_t j) const {
-        return row_of<Int8>(held.key, b, kv, j);
-    }
     float value_scale(std::int64_t b, std::int64_t kv, std::int64_t j) const {
         return row_of<float>(held.value_scale, b, kv, 0)[j];
     }
 
-    std::int64_t scratch_numbers(int heads) const { return heads * round_up(call.dim, W<A>); }
+    std::int64_t scratch_numbers(int heads) const {
+        return heads * (round_up(call.dim, W<A>) + INT8_BLOCK);
+    }
 
     template <int G>
     HW_INLINE void score(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, const A* query,
@@ -26,16 +73,17 @@ struct Int8Steps {
         const std::int64_t high = j + n, stored = least(high, held.sealed);
         std::int64_t at = j;
         while (at < stored) {
-            const std::int64_t block = at / held.block;
-            const std::int64_t some = least(stored, (block + 1) * held.block) - at;
+            const std::int64_t block = at / INT8_BLOCK, first = at % INT8_BLOCK;
+            const std::int64_t some = least(stored - at, INT8_BLOCK - first);
             const float* scale = row_of<float>(held.key_scale, b, kv, block);
             for (std::int64_t d = 0; d < call.dim; d += W<A>) {
                 const VecOf<A> s = load_some(scale + d, call.dim - d);
                 for (int g = 0; g < G; ++g)
                     store(folded + g * q_row + d, load(query + g * q_row + d) * s);
             }
-            dot_keys<G, Int8>(folded, q_row, key_at(b, kv, at), held.key.row, some, call.dim,
-                              scores + (at - j));
+            score_block<G>(folded, q_row, row_of<Int8>(held.key, b, kv, block), call.dim, first, some,
+                           row_of<Int8>(held.value, b, kv, at), folded + G * q_row,
+                           scores + (at - j));
             at += some;
         }
         if (at < high)
@@ -66,10 +114,11 @@ struct Int8Steps {
                 sum += static_cast<double>(widen(q[d])) * static_cast<double>(widen(k[d]));
             return sum;
         }
-        const Int8* k = key_at(b, kv, j);
-        const float* scale = row_of<float>(held.key_scale, b, kv, j / held.block);
+        const Int8* k = row_of<Int8>(held.key, b, kv, j / INT8_BLOCK) + j % INT8_BLOCK;
+        const float* scale = row_of<float>(held.key_scale, b, kv, j / INT8_BLOCK);
         for (std::int64_t d = 0; d < call.dim; ++d)
-            sum += static_cast<double>(widen(q[d])) * (static_cast<double>(scale[d]) * k[d].bits);
+            sum += static_cast<double>(widen(q[d])) *
+                   (static_cast<double>(scale[d]) * k[d * INT8_BLOCK].bits);
         return sum;
     }
     void add(std::int64_t b, std::int64_t kv, std::int64_t j, double p, double* out) const {
