@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 JOBS ?= 2
 MUTANTS_ARGS ?=
 
-.PHONY: help venv report test quick native-check native-arm fuzz wheel conformance mutants lint types bench picture browser models clean distclean
+.PHONY: help venv report test quick native-check native-arm fuzz wheel conformance mutants lint types bench bench-peers picture browser models clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -120,6 +120,15 @@ types: $(STAMP)  ## mypy
 bench: $(STAMP)  ## the kernel beside torch; time and memory of a report at 1k to 8k tokens
 	$(BIN)/python -m benchmarks.kernel
 	$(BIN)/python -m benchmarks.report_cost
+
+PEERS = .venv-peers
+bench-peers: $(STAMP)  ## the kernel beside other libraries too, which get a virtual environment of their own
+	$(BIN)/python -m venv $(PEERS)
+	$(PEERS)/bin/python -c "import pathlib, sysconfig; home = pathlib.Path(sysconfig.get_paths()['purelib']); \
+	  own = pathlib.Path('$(VENV)').resolve() / home.relative_to(pathlib.Path('$(PEERS)').resolve()); \
+	  (home / 'headwise.pth').write_text(f'import site; site.addsitedir({str(own)!r})')"
+	$(PEERS)/bin/python -m pip install -q -r benchmarks/peers.txt
+	$(PEERS)/bin/python -m benchmarks.kernel --peers
 
 picture: $(STAMP) report browser  ## the picture of the README, from report.html
 	$(BIN)/python docs/picture.py report.html docs/report.png

@@ -3,7 +3,7 @@
 A B A B in one process, the median of the ratios. Correctness is asserted against float64 before
 anything is timed: the error must not be larger than torch's own, give or take rounding.
 
-    python -m benchmarks.kernel [--seconds 0.5]
+    python -m benchmarks.kernel [--seconds 0.5] [--peers]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import headwise
+from benchmarks import peers
 from headwise import attention, backends, causal, native, padding, window
 from headwise.call import AttentionCall
 
@@ -37,6 +38,8 @@ class Case(NamedTuple):
     work: float
     unit: str
     check: Callable[[], None]
+    # The other libraries that can compute this, and why the rest can't; called once, untimed.
+    others: Callable[[], tuple[dict[str, peers.Run], dict[str, str]]] | None = None
 
 
 def qkv(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
@@ -74,7 +77,11 @@ def prefill(name: str, shape: tuple[int, ...], dtype: torch.dtype, is_causal: bo
 
     batch, heads, _, queries, keys, dim = shape
     work = 4.0 * batch * heads * queries * keys * dim / (2 if is_causal else 1)
-    return Case(name, ours, torchs, work, "GFLOP/s", check)
+
+    def others() -> tuple[dict[str, peers.Run], dict[str, str]]:
+        return peers.prepare(query, key, value, is_causal, exact(query, key, value, mask=mask))
+
+    return Case(name, ours, torchs, work, "GFLOP/s", check, others)
 
 
 def decode(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
@@ -89,7 +96,11 @@ def decode(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
     def check() -> None:
         no_worse(ours(), torchs(), exact(query, key, value), name)
 
-    return Case(name, ours, torchs, 2.0 * key.numel() * key.element_size(), "GB/s", check)
+    def others() -> tuple[dict[str, peers.Run], dict[str, str]]:
+        return peers.prepare(query, key, value, False, exact(query, key, value))
+
+    work = 2.0 * key.numel() * key.element_size()
+    return Case(name, ours, torchs, work, "GB/s", check, others)
 
 
 def masked(name: str, shape: tuple[int, ...], dtype: torch.dtype, mask: headwise.Mask) -> Case:
@@ -160,6 +171,22 @@ def backward(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
     return Case(
         name, ours, torchs, 10.0 * batch * heads * queries * keys * dim / 2, "GFLOP/s", check
     )
+
+
+def x_transformers_layer(name: str) -> Case:
+    torch.manual_seed(0)
+    mine = headwise.MultiHeadAttention(512, 8, bias=False).eval()
+    x = torch.randn(1, 512, 512)
+    theirs = peers.x_transformers_layer(mine, x)
+
+    def ours() -> Any:
+        return mine(x)
+
+    def check() -> None:
+        torch.testing.assert_close(ours(), theirs(), rtol=1e-4, atol=1e-5)
+
+    work = 4.0 * 8 * 512 * 512 * 64 + 8.0 * 512 * 512 * 512
+    return Case(name, ours, theirs, work, "GFLOP/s", check)
 
 
 def layer(name: str, need_weights: bool) -> Case:
@@ -275,13 +302,13 @@ def seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def paired(case: Case, budget: float) -> dict[str, Any]:
+def paired(case: Case, budget: float, with_peers: bool = False) -> dict[str, Any]:
     case.check()
     times = [(seconds(case.ours), seconds(case.torchs))]  # warm-up, not counted
     begin, times = time.perf_counter(), []
     while len(times) < 5 or (time.perf_counter() - begin < budget and len(times) < 400):
         times.append((seconds(case.ours), seconds(case.torchs)))
-    return {
+    row = {
         "name": case.name,
         "unit": case.unit,
         "ours": case.work / 1e9 / statistics.median(mine for mine, _ in times),
@@ -289,6 +316,26 @@ def paired(case: Case, budget: float) -> dict[str, Any]:
         "ratio": statistics.median(its / mine for mine, its in times),
         "pairs": len(times),
     }
+    if with_peers and case.others is not None:
+        row["peers"], row["left_out"] = beside_peers(case, budget)
+    return row
+
+
+def beside_peers(case: Case, budget: float) -> tuple[dict[str, Any], dict[str, str]]:
+    """Each peer in turn, paired with ours in the same way."""
+    assert case.others is not None
+    runs, reasons = case.others()
+    found = {}
+    for name, run in runs.items():
+        seconds(run)
+        begin, times = time.perf_counter(), []
+        while len(times) < 5 or (time.perf_counter() - begin < budget / 2 and len(times) < 400):
+            times.append((seconds(case.ours), seconds(run)))
+        found[name] = {
+            "rate": case.work / 1e9 / statistics.median(its for _, its in times),
+            "ratio": statistics.median(its / mine for mine, its in times),
+        }
+    return found, reasons
 
 
 def limits() -> dict[str, float]:
@@ -301,22 +348,32 @@ def limits() -> dict[str, float]:
 
 
 @torch.no_grad()
-def _measure(budget: float) -> dict[str, Any]:
+def _measure(budget: float, with_peers: bool) -> dict[str, Any]:
     limit = limits()
     product, read = limit["product"], limit["read"]
     print(f"{native.isa()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     print(f"this machine: matrix product {product:.0f} GFLOP/s, read {read:.1f} GB/s")
     print(f"\n{'':44}{'headwise':>10}{'torch':>9}{'ratio':>8}{'of limit':>10}")
     rows = []
-    for case in cases():
+    todo = cases()
+    if with_peers:
+        try:
+            todo.append(x_transformers_layer("layer 1×512×512, x-transformers"))
+        except peers.Missing as error:
+            print(error)
+    for case in todo:
         with torch.enable_grad() if "backward" in case.name else torch.no_grad():
-            row = paired(case, budget)
+            row = paired(case, budget, with_peers)
         row["of_limit"] = row["ours"] / limit["product" if row["unit"] == "GFLOP/s" else "read"]
         rows.append(row)
         print(
             f"{row['name']:44}{row['ours']:>10.1f}{row['torch']:>9.1f}{row['ratio']:>7.2f}×"
             f"{row['of_limit']:>9.0%}"
         )
+        for name, peer in row.get("peers", {}).items():
+            print(f"{'  ' + name:44}{'':>10}{peer['rate']:>9.1f}{peer['ratio']:>7.2f}×")
+        for name, reason in row.get("left_out", {}).items():
+            print(f"  {name} left out: {reason}")
     return {
         "isa": native.isa(),
         "threads": torch.get_num_threads(),
@@ -332,7 +389,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each comparison")
-    found = _measure(parser.parse_args().seconds)
+    parser.add_argument("--peers", action="store_true", help="other libraries too, where installed")
+    given = parser.parse_args()
+    found = _measure(given.seconds, given.peers)
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(found, indent=1))
     print(f"\nGFLOP/s of useful work, GB/s for decode; wrote {OUT}")
