@@ -13,6 +13,7 @@ NAMES = [
     "KVCache",
     "Mask",
     "MultiHeadAttention",
+    "QuantizedKVCache",
     "Record",
     "RelativeBias",
     "RollingKVCache",

@@ -6,6 +6,7 @@ from headwise.backends import choose, explain
 from headwise.cache import KVCache, RollingKVCache
 from headwise.call import AttentionCall
 from headwise.errors import HeadwiseError
+from headwise.int8_cache import QuantizedKVCache
 from headwise.layer import MultiHeadAttention
 from headwise.masks import (
     Mask,
@@ -35,6 +36,7 @@ __all__ = [
     "KVCache",
     "Mask",
     "MultiHeadAttention",
+    "QuantizedKVCache",
     "Record",
     "RelativeBias",
     "RollingKVCache",

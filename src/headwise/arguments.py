@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from headwise.cache import KVCache, RollingKVCache
+from headwise.int8_cache import QuantizedKVCache
 from headwise.intervals import Mask
 from headwise.options import AttentionOptions, Context, ProjectedContext
 from headwise.positions import ALiBi, RelativeBias, Rotary
@@ -14,7 +15,7 @@ from headwise.positions import ALiBi, RelativeBias, Rotary
 if TYPE_CHECKING:
     from headwise.layer import MultiHeadAttention
 
-Cache = KVCache | RollingKVCache
+Cache = KVCache | RollingKVCache | QuantizedKVCache
 
 
 def check_parts(num_heads: int, position: object, options: object) -> None:

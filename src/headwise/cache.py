@@ -48,15 +48,29 @@ class _Cache:
         device: torch.device | str | None,
     ) -> None:
         value_dim = head_dim if value_dim is None else value_dim
-        shape = (batch, num_kv_heads, columns)
-        self._keys = torch.zeros(*shape, head_dim, dtype=dtype, device=device)
-        self._values = torch.zeros(*shape, value_dim, dtype=dtype, device=device)
+        self._make((batch, num_kv_heads, columns), head_dim, value_dim, dtype, device)
         self._positions = torch.zeros(batch, columns, dtype=torch.int64, device=device)
         self._real: Tensor | None = None
         self._next = torch.zeros(batch, dtype=torch.int64, device=device)
         self._same = True
         self._begin = self._end = 0
         self.seen = 0
+
+    def _make(
+        self,
+        shape: tuple[int, int, int],
+        head_dim: int,
+        value_dim: int,
+        dtype: torch.dtype | None,
+        device: torch.device | str | None,
+    ) -> None:
+        self._keys = torch.zeros(*shape, head_dim, dtype=dtype, device=device)
+        self._values = torch.zeros(*shape, value_dim, dtype=dtype, device=device)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """Batch, key/value heads, width of a key, width of a value."""
+        return (*self._keys.shape[:2], self._keys.shape[3], self._values.shape[3])
 
     @property
     def batch(self) -> int:
@@ -101,6 +115,14 @@ class _Cache:
                 f"{indices.dtype} {tuple(indices.shape)}"
             )
         indices = indices.to(self._keys.device)
+        self._pick(indices)
+        self._positions = self._positions.index_select(0, indices)
+        self._next = self._next.index_select(0, indices)
+        if self._real is not None:
+            self._real = self._real.index_select(0, indices)
+
+    def _pick(self, indices: Tensor) -> None:
+        """Reorder the buffers of keys and values."""
         held = slice(self._begin, self._end)
         for name in ("_keys", "_values"):
             buffer = getattr(self, name)
@@ -109,22 +131,15 @@ class _Cache:
                 buffer = buffer.new_zeros(len(indices), *buffer.shape[1:])
                 setattr(self, name, buffer)
             buffer[:, :, held] = chosen
-        self._positions = self._positions.index_select(0, indices)
-        self._next = self._next.index_select(0, indices)
-        if self._real is not None:
-            self._real = self._real.index_select(0, indices)
 
     @property
     def _name(self) -> str:
         return type(self).__name__
 
     def _check(self, key: Tensor, value: Tensor, real: Tensor | None) -> None:
-        batch, heads, _, head_dim = self._keys.shape
+        batch, heads, head_dim, value_dim = self._sizes
         length = key.shape[-2]
-        for name, tensor, width in (
-            ("key", key, head_dim),
-            ("value", value, self._values.shape[-1]),
-        ):
+        for name, tensor, width in (("key", key, head_dim), ("value", value, value_dim)):
             if tuple(tensor.shape) != (batch, heads, length, width):
                 raise ValueError(
                     f"{self._name}.append: {name} must be (batch, kv heads, length, width) = "
@@ -173,6 +188,9 @@ class _Cache:
         new = slice(start, start + key.shape[2])
         self._keys[:, :, new] = key
         self._values[:, :, new] = value
+        self._put_tokens(new, positions, real)
+
+    def _put_tokens(self, new: slice, positions: Tensor, real: Tensor | None) -> None:
         self._positions[:, new] = positions
         if real is not None:
             if self._real is None:

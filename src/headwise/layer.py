@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from headwise.arguments import Cache, check_arguments, check_parts, context_pair
-from headwise.attention import attention
 from headwise.cache import KVCache, RollingKVCache
 from headwise.call import AttentionCall
+from headwise.int8_cache import QuantizedKVCache, attend, plain
 from headwise.intervals import Mask
 from headwise.masks import padding
 from headwise.options import AttentionOptions, Context, ProjectedContext, check_heads
@@ -27,6 +27,7 @@ from headwise.positions import (
     real_tokens,
     require_causal,
 )
+from headwise.quantized import Held
 from headwise.reference import merge_heads, split_heads
 from headwise.trace import Trace, attention_weights, trace_layer
 
@@ -184,11 +185,11 @@ class MultiHeadAttention(nn.Module):
         if average_weights and not need_weights:
             raise ValueError("MultiHeadAttention: average_weights=True needs need_weights=True")
         parts = self.parts(x, context, mask, cache, positions, _ignore)
-        heads = attention(**parts, dropout=self.dropout if self.training else 0.0)
+        heads = attend(parts, self.dropout if self.training else 0.0)
         output = self.join(x, heads, _ignore)
         if not need_weights:
             return output
-        weights = attention_weights(AttentionCall(**parts)).to(output.dtype)
+        weights = attention_weights(AttentionCall(**plain(parts))).to(output.dtype)
         return output, weights.mean(1) if average_weights else weights
 
     def project_context(self, context: Tensor | tuple[Tensor, Tensor]) -> ProjectedContext:
@@ -201,16 +202,25 @@ class MultiHeadAttention(nn.Module):
         batch: int,
         capacity: int | None = None,
         *,
+        quantized: bool = False,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Cache:
         """A cache that fits this layer: rolling where it has a window and no `capacity` is given.
 
+        quantized: keys and values as int8 (`QuantizedKVCache`); needs `capacity`.
         dtype, device: of the keys as k_proj gives them; None: those of its weight.
         """
         dtype = self.k_proj.weight.dtype if dtype is None else dtype
         device = self.k_proj.weight.device if device is None else device
         heads, key, value = self.num_kv_heads, self.head_dim, self.value_head_dim
+        if quantized:
+            if capacity is None:
+                raise ValueError(
+                    "MultiHeadAttention.make_cache: quantized=True needs capacity=, the most "
+                    "tokens it must hold"
+                )
+            return QuantizedKVCache(batch, heads, capacity, key, value, dtype=dtype, device=device)
         if capacity is not None:
             return KVCache(batch, heads, capacity, key, value, dtype=dtype, device=device)
         if self.options.reach is None:
@@ -319,15 +329,17 @@ class MultiHeadAttention(nn.Module):
         else:
             key, value = self._project(*context_pair(self, x if context is None else context), note)
         bias = None
+        keys: Tensor | Held = key
+        values: Tensor | Held = value
         if context is None:
-            query, key, value, mask, bias = self._place(
+            query, keys, values, mask, bias = self._place(
                 query, key, value, mask, cache, positions, note
             )
         options = self.options
         return {
             "query": query,
-            "key": key,
-            "value": value,
+            "key": keys,
+            "value": values,
             "mask": mask,
             "bias": bias,
             "scale": options.scale,
@@ -358,8 +370,11 @@ class MultiHeadAttention(nn.Module):
         cache: Cache | None,
         positions: Tensor | None,
         note: Note,
-    ) -> tuple[Tensor, Tensor, Tensor, Mask | None, Tensor | None]:
-        """Self-attention: positions of the tokens, their effect, the cache, and the final mask."""
+    ) -> tuple[Tensor, Tensor | Held, Tensor | Held, Mask | None, Tensor | None]:
+        """Self-attention: positions of the tokens, their effect, the cache, and the final mask.
+
+        Keys and values of one token upon a quantised cache are what that cache holds.
+        """
         batch, _, length, _ = query.shape
         own = self.options.window_mask()
         if own is not None:
@@ -384,10 +399,18 @@ class MultiHeadAttention(nn.Module):
             note("query_turned", query)
             note("key_turned", key)
         key_positions = positions
+        keys_held: Tensor | Held = key
+        values_held: Tensor | Held = value
         if cache is not None:
-            key, value, key_positions, all_real = cache.append(
-                key, value, positions=positions, real=real
-            )
+            if isinstance(cache, QuantizedKVCache) and length == 1:
+                held, key_positions, all_real = cache.store(
+                    key, value, positions=positions, real=real
+                )
+                keys_held = values_held = held
+            else:
+                keys_held, values_held, key_positions, all_real = cache.append(
+                    key, value, positions=positions, real=real
+                )
             if all_real is not None:
                 mask = padding(all_real) if mask is None else mask & padding(all_real)
         bias = None
@@ -397,7 +420,7 @@ class MultiHeadAttention(nn.Module):
             bias = self.position.bias(
                 positions, key_positions, num_heads=self.num_heads, dtype=query.dtype
             )
-        return query, key, value, mask, bias
+        return query, keys_held, values_held, mask, bias
 
     def join(self, x: Tensor, heads: Tensor, note: Note) -> Tensor:
         """Step 8: heads side by side, gated where the layer has a gate, projected out."""

@@ -6,10 +6,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from headwise.backends import int8
 from headwise.backends.native import Native
 from headwise.backends.reference import Reference
 from headwise.backends.sdpa import Sdpa
 from headwise.call import AttentionCall
+from headwise.quantized import QuantizedCall
 
 
 class Backend(Protocol):
@@ -62,8 +64,10 @@ def choose(call: AttentionCall, backend: str | None = None) -> Backend:
     raise ValueError(f"attention: no backend takes this call ({reasons})")
 
 
-def explain(call: AttentionCall) -> dict[str, str | None]:
+def explain(call: AttentionCall | QuantizedCall) -> dict[str, str | None]:
     """Each backend's reason to refuse `call`, in order of preference; None means it accepts."""
+    if isinstance(call, QuantizedCall):
+        return {path.name: path.refuse(call) for path in int8.PATHS}
     return {backend.name: backend.refuse(call) for backend in BACKENDS}
 
 
