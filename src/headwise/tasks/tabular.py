@@ -53,15 +53,25 @@ class FTTransformer(nn.Module):
         self.classes = nn.Linear(width, classes)
 
     def forward(self, values: Tensor) -> Tensor:
-        """(B, C), scaled numbers and codes of words, NaN where missing → logits (B, classes)."""
+        """(B, C, 1), scaled numbers and codes of words, NaN where missing → logits (B, classes).
+
+        Fewer than all columns may come, the first ones; the others then take no part.
+        """
+        values = values.squeeze(-1)
+        here = slice(values.shape[1])
         gone = values.isnan()
         known = values.masked_fill(gone, 0.0)
-        codes = torch.where(self.numeric, 0, known).long() + self.first
+        codes = torch.where(self.numeric[here], 0, known).long() + self.first[here]
         told = self.word(codes.clamp_max(self.word.num_embeddings - 1))
-        told = torch.where(self.numeric[:, None], known[..., None] * self.slope, told)
-        tokens = torch.where(gone[..., None], self.missing, told + self.offset)
+        told = torch.where(self.numeric[here, None], known[..., None] * self.slope[here], told)
+        tokens = torch.where(gone[..., None], self.missing[here], told + self.offset[here])
         row = self.row.expand(len(values), 1, -1)
         return self.classes(self.encoder(torch.cat([row, tokens], dim=1))[:, 0])
+
+
+def cells(values: np.ndarray) -> Tensor:
+    """(B, C) as the model takes it: (B, C, 1), C tokens of one feature."""
+    return torch.from_numpy(values)[..., None]
 
 
 class Tabular(Task):
@@ -112,7 +122,7 @@ class Tabular(Task):
         values = self.table.values[chosen]
         hidden = random.random(values.shape) < HIDDEN
         values = np.where(hidden, np.float32(np.nan), values)
-        return torch.from_numpy(values), torch.from_numpy(self.table.labels[chosen])
+        return cells(values), torch.from_numpy(self.table.labels[chosen])
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         values, labels = batch
@@ -125,7 +135,7 @@ class Tabular(Task):
     def _shares(self, model: nn.Module, values: np.ndarray) -> np.ndarray:
         model.eval()
         with torch.inference_mode():
-            parts = torch.from_numpy(values).split(500)
+            parts = cells(values).split(500)
             return torch.cat([model(part).softmax(-1) for part in parts]).numpy()
 
     def _score(self, shares: np.ndarray, labels: np.ndarray) -> Score:
@@ -177,18 +187,18 @@ class Tabular(Task):
         """(N, F): numbers with 0 for missing ones, words one-hot, and what is missing."""
         parts = [np.isnan(values).astype(np.float32)]
         for place, column in enumerate(self.columns):
-            cells = values[:, place]
+            found = values[:, [place]]
             if column.values:
-                parts.append((cells[:, None] == np.arange(len(column.values))).astype(np.float32))
+                parts.append((found == np.arange(len(column.values))).astype(np.float32))
             else:
-                parts.append(np.nan_to_num(cells)[:, None])
+                parts.append(np.nan_to_num(found))
         return np.concatenate(parts, axis=1)
 
     def example(self) -> dict[str, Any]:
         """The first test row; its tokens are the row's own and the columns."""
         values, _ = self.table.part("test")
         return {
-            "inputs": {"values": torch.from_numpy(values[:1].copy())},
+            "inputs": {"values": cells(values[:1].copy())},
             "tokens": ["[row]", *(column.name for column in self.columns)],
         }
 
@@ -219,8 +229,8 @@ class Tabular(Task):
             raise BadInput(f"{path}: the table has no {lacks}")
         encoded = []
         for column in self.columns:
-            cells = [row[header.index(column.name)] for row in rows]
-            encoded.append(column.encode(cells, lambda row: f"{path}, line {lines[row]}"))
+            given = [row[header.index(column.name)] for row in rows]
+            encoded.append(column.encode(given, lambda row: f"{path}, line {lines[row]}"))
         shares = self._shares(model, np.stack(encoded, 1))
         return RunOutput(
             tuple(
