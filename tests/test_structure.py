@@ -32,6 +32,7 @@ FLOORS: list[set[str]] = [
     {"arguments", "trace"},
     {"layer"},
     {"models", "watch"},
+    {"hf_cache"},
     {"hf"},
     {"statistics"},
     {"checks"},

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from headwise._extras import require
 from headwise.attention import attention
+from headwise.int8_cache import attend_held
 from headwise.intervals import Mask, Sizes, from_blocks
 from headwise.masks import Compact, causal, everything, padding
+from headwise.quantized import Held, QuantizedCall
 from headwise.watch.masks import read_grid
 
 NAME = "headwise"
@@ -30,8 +32,8 @@ BLOCK = 1 << 22
 def attention_function(
     module: torch.nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Held,
+    value: Tensor | Held,
     attention_mask: Mask | Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -44,7 +46,8 @@ def attention_function(
     """What transformers calls for each attention: (B, H, L, D) in, (B, L, H, Dv) out, no weights.
 
     Without a mask it is causal where `is_causal`, or else the module, says so. `s_aux` are learned
-    sinks. Keywords that say the same again (the window is in the mask) are not read.
+    sinks. key and value may be what a `QuantizedCache` holds. Keywords that say the same again (the
+    window is in the mask) are not read.
     """
     bias = position_bias
     if isinstance(attention_mask, Tensor):
@@ -57,15 +60,23 @@ def attention_function(
     else:
         says = getattr(module, "is_causal", True) if is_causal is None else is_causal
         mask = causal(align="start") if says and query.shape[2] > 1 else None
+    bias = None if bias is None else bias.to(query.dtype)
+    sinks = None if s_aux is None else s_aux.to(query.dtype)
+    if isinstance(key, Held):
+        if dropout > 0:
+            raise ValueError("QuantizedCache: it serves inference, but dropout is on; model.eval()")
+        call = QuantizedCall(query, key, mask, bias, scaling, softcap, sinks)
+        return attend_held(call)[0].transpose(1, 2).contiguous(), None
+    assert isinstance(value, Tensor)
     output = attention(
         query,
         key,
         value,
         mask,
-        bias=None if bias is None else bias.to(query.dtype),
+        bias=bias,
         scale=scaling,
         softcap=softcap,
-        sinks=None if s_aux is None else s_aux.to(query.dtype),
+        sinks=sinks,
         dropout=dropout,
     )
     return output.transpose(1, 2).contiguous(), None
@@ -153,4 +164,6 @@ def register() -> None:
 
 register()
 
-__all__ = ["NAME", "attention_function", "mask_function", "register"]
+from headwise.hf_cache import QuantizedCache  # noqa: E402  (needs transformers, as asked for above)
+
+__all__ = ["NAME", "QuantizedCache", "attention_function", "mask_function", "register"]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from headwise import masks
 from headwise.call import AttentionCall
 from headwise.intervals import Mask
+from headwise.quantized import Held
 from headwise.reference import attention_steps
 from headwise.watch.masks import padding_of, read_grid
 from headwise.watch.patches import Target
@@ -128,6 +129,8 @@ def _call(
         if name not in given and f"{name}_states" in given:
             given[name] = given[f"{name}_states"]
     query, key, value = (given[name] for name in names[:3])
+    if isinstance(key, Held):
+        key, value = key.dequantized()
     check_plain(query, key, value)
     for name in UNKNOWN:
         if given.get(name) is not None:
