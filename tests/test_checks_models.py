@@ -86,16 +86,8 @@ def vit() -> nn.Module:
     return transformers.ViTModel(config)
 
 
-CAUSAL = {
-    "future leak",
-    "measured mask",
-    "padding",
-    "batch",
-    "cache",
-    "eval",
-    "gradients",
-    "agreement",
-}
+# Agreement traces and compiles: seconds a model, so it has tests of its own.
+CAUSAL = {"future leak", "measured mask", "padding", "batch", "cache", "eval", "gradients"}
 BOTH_WAYS = CAUSAL - {"future leak", "cache"}
 TRANSFORMERS = [
     (llama, CAUSAL),
@@ -117,7 +109,7 @@ def passed(records: list[Record]) -> set[Any]:
 
 @pytest.mark.parametrize(("make", "runs"), TRANSFORMERS, ids=lambda x: getattr(x, "__name__", ""))
 def test_transformers_models_pass(make: Any, runs: set[str]) -> None:
-    records = check(make())
+    records = check(make(), only=CAUSAL)
     assert passed(records) == runs
     paths = {r.where["path"] for r in records if r.where["check"] == "eval"}
     assert {"eager", "sdpa", "headwise"} <= paths
@@ -195,6 +187,16 @@ def test_half_precision_is_checked_in_float32_too() -> None:
     }
 
 
+@pytest.mark.parametrize("make", [mistral, t5, vit])
+def test_paths_and_exported_forms_of_transformers_models_agree(make: Any) -> None:
+    records = check(make(), only=["agreement"])
+    assert not failures(records)
+    whole = [r for r in records if not (r.where["case"] or "").startswith("encoder")]
+    assert {r.where["path"] for r in whole} == {"eager", "sdpa", "headwise"}
+    ran = {r.where["case"] for r in whole if r.values["status"] == "passed"}
+    assert ran == {None, "torch.export", "torch.compile"}
+
+
 def test_what_a_model_does_without_positions_is_said() -> None:
     records = check(gpt2(), only=["padding"])
     left = next(r for r in records if r.where["case"] == "left")
@@ -220,18 +222,18 @@ def layer() -> nn.TransformerEncoderLayer:
 
 def test_torchs_encoder_passes_in_both_layouts() -> None:
     encoder = nn.TransformerEncoder(layer(), 2, enable_nested_tensor=False)
-    assert passed(check(encoder, torch.randn(1, 12, 16))) == BOTH_WAYS
+    assert passed(check(encoder, torch.randn(1, 12, 16), only=CAUSAL)) == BOTH_WAYS
     tokens_first = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(16, 2, 32), 2, enable_nested_tensor=False
     )
-    assert passed(check(tokens_first, torch.randn(12, 1, 16))) == BOTH_WAYS
+    assert passed(check(tokens_first, torch.randn(12, 1, 16), only=CAUSAL)) == BOTH_WAYS
 
 
 def test_torchs_decoder_with_a_mask_passes() -> None:
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True), 2)
     square = nn.Transformer.generate_square_subsequent_mask(12)
     inputs = {"tgt": torch.randn(1, 12, 16), "memory": torch.randn(1, 7, 16), "tgt_mask": square}
-    assert passed(check(decoder, inputs)) == CAUSAL - {"cache"}
+    assert passed(check(decoder, inputs, only=CAUSAL)) == CAUSAL - {"cache"}
 
 
 def test_torchs_fused_encoder_gives_nan_where_causal_meets_left_padding() -> None:
@@ -239,7 +241,7 @@ def test_torchs_fused_encoder_gives_nan_where_causal_meets_left_padding() -> Non
     encoder = nn.TransformerEncoder(layer(), 2, enable_nested_tensor=False)
     square = nn.Transformer.generate_square_subsequent_mask(12)
     inputs = {"src": torch.randn(1, 12, 16), "mask": square, "is_causal": True}
-    (wrong,) = failures(check(encoder, inputs))
+    (wrong,) = failures(check(encoder, inputs, only=CAUSAL))
     assert (wrong.where["path"], wrong.where["case"]) == ("fast path", "left")
     assert wrong.values["cause"] == "nan-from-empty-row"
 
@@ -248,7 +250,8 @@ def test_torchs_fused_encoder_gives_nan_where_causal_meets_left_padding() -> Non
 def test_a_saved_model_is_known_by_its_kind(save: Any, tmp_path: Any) -> None:
     save(tmp_path)
     loaded = models.load(tmp_path)
-    records = check(loaded, loaded.prepare(text="maya placed the book , she left"))
+    inputs = loaded.prepare(text="maya placed the book , she left")
+    records = check(loaded, inputs, only=CAUSAL)
     assert passed(records) == (CAUSAL if save is save_llama else BOTH_WAYS)
     assert all("7 tokens" in r.values["ran"] for r in records if r.where["check"] == "future leak"
                and r.values["status"] == "passed")  # fmt: skip
@@ -271,5 +274,5 @@ LIMIT = 180 if os.environ.get("CI") is None else 360
 def test_packaged_models_pass(name: str, runs: set[str], request: pytest.FixtureRequest) -> None:
     loaded = request.getfixturevalue(name)
     started = time.process_time()
-    assert passed(check(loaded)) == runs
+    assert passed(check(loaded)) == {*runs, "agreement"}
     assert time.process_time() - started < LIMIT
