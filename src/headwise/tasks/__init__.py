@@ -22,6 +22,7 @@ TASKS = {
     "vision": "headwise.tasks.vision:Vision",
     "fashion": "headwise.tasks.vision:Fashion",
     "tabular": "headwise.tasks.tabular:Tabular",
+    "speech": "headwise.tasks.speech:Speech",
     "recommendation": "headwise.tasks.recommendation:Recommendation",
     "series": "headwise.tasks.series:Series",
     "planning": "headwise.tasks.planning:Planning",
