@@ -220,9 +220,9 @@ class Recommendation(Task):
         had = np.array([numbers[name] for name in history], dtype=np.int64)
         items = left_padded([had])
         with torch.inference_mode():
-            scores = model.eval()(items, items > 0)[0, -1].clone()
-        scores[torch.from_numpy(np.r_[0, had])] = -torch.inf
-        best = scores.topk(min(count, len(self.names) - len(set(history)))).indices
+            scores = model.eval()(items, items > 0)[0, -1]
+            scores[torch.from_numpy(np.r_[0, had])] = -torch.inf
+            best = scores.topk(min(count, len(self.names) - len(set(history)))).indices
         return [self.names[int(item) - 1] for item in best]
 
     def run(self, model: nn.Module, args: RunInput) -> RunOutput:

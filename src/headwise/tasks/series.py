@@ -62,9 +62,10 @@ def frame_of(season: int) -> Frame:
 
 
 def find_season(values: np.ndarray) -> int:
-    """The lag at which the series is most like itself, of 2 up to a quarter of its length.
+    """The lag at which the series is like itself, of 2 up to a quarter of its length.
 
-    Differences are compared, so that a trend is no season. 1 where nothing recurs (correlation
+    Differences are compared, so that a trend is no season. Multiples of a season are about as like,
+    so the first peak within a tenth of the highest is taken. 1 where nothing recurs (correlation
     under 0.2).
     """
     moves = np.diff(values)
@@ -75,10 +76,11 @@ def find_season(values: np.ndarray) -> int:
     spectrum = np.abs(np.fft.rfft(moves, 2 * len(moves))) ** 2
     raw = np.fft.irfft(spectrum)[: len(moves)] / power
     longest = len(values) // 4
-    like = raw[: longest + 1] * len(moves) / (len(moves) - np.arange(longest + 1))
-    if longest < 2 or like[2:].max() < 0.2:
+    like = raw[: longest + 2] * len(moves) / (len(moves) - np.arange(longest + 2))
+    peaks = np.flatnonzero((like[2:-1] >= like[1:-2]) & (like[2:-1] >= like[3:])) + 2
+    if not len(peaks) or like[peaks].max() < 0.2:
         return 1
-    return int(like[2:].argmax()) + 2
+    return int(peaks[like[peaks] >= 0.9 * like[peaks].max()][0])
 
 
 class Forecaster(nn.Module):
