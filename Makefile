@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 JOBS ?= 2
 MUTANTS_ARGS ?=
 
-.PHONY: help venv report test quick native-check native-arm fuzz wheel conformance mutants lint types bench bench-peers picture browser models clean distclean
+.PHONY: help venv report test quick native-check native-arm fuzz wheel conformance mutants lint types bench bench-peers tasks picture browser models clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -116,6 +116,9 @@ lint: $(STAMP)  ## ruff: lint and format
 
 types: $(STAMP)  ## mypy
 	$(BIN)/mypy src
+
+tasks: $(STAMP)  ## train every task at its quick budget, one table beside the baselines (about 15 minutes)
+	$(BIN)/python -m benchmarks.tasks
 
 bench: $(STAMP)  ## the kernel beside torch; time and memory of a report at 1k to 8k tokens
 	$(BIN)/python -m benchmarks.kernel

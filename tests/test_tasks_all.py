@@ -5,9 +5,12 @@ Whether a task's model learns what it should is measured by `make tasks`, not he
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 from dataclasses import astuple, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -175,3 +178,64 @@ def test_the_saved_state_is_all_that_using_a_model_needs(name: str) -> None:
     with torch.inference_mode():
         assert equal(model(**inputs), other(**inputs))
     assert json.loads(json.dumps(fresh.state())) == saved
+
+
+def test_the_page_has_a_section_for_every_task() -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "tasks.md").read_text("utf-8")
+    sections = re.findall(r"^## ([a-z]+)$", page, re.MULTILINE)
+    assert sorted(sections) == sorted(TASKS)
+    assert page.count("<!-- measured: begin ") == page.count("<!-- measured: end -->") == 1
+
+
+def measured() -> Any:
+    """The module that `make tasks` runs; benchmarks are no part of the package."""
+    path = Path(__file__).resolve().parent.parent / "benchmarks" / "tasks.py"
+    spec = importlib.util.spec_from_file_location("measured_tasks", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(name: str, better: str, value: float, *others: tuple[str, float]) -> dict[str, Any]:
+    baselines = [{"name": label, "value": found} for label, found in others]
+    return {
+        "task": name,
+        "metric": "points",
+        "better": better,
+        "value": value,
+        "examples": 1234,
+        "cpu": 56.7,
+        "baselines": baselines,
+    }
+
+
+def test_the_table_says_who_wins() -> None:
+    text = measured().told(
+        [
+            row("up", "higher", 0.75, ("guess", 0.5), ("tree", 0.75)),
+            row("down", "lower", 0.75, ("guess", 1.5), ("line", 0.5)),
+            row("ahead", "lower", 0.25, ("guess", 0.5)),
+        ],
+        "this machine",
+    )
+    assert "| up | points ↑ | **0.75** | guess 0.5, tree **0.75** | 1,234 | 57 |" in text
+    assert "| down | points ↓ | 0.75 | guess 1.5, line **0.5** | 1,234 | 57 |" in text
+    assert "- up: attention is not better than tree at this budget." in text
+    assert "- down: attention is not better than line at this budget." in text
+    assert "- ahead" not in text
+    assert text.endswith("Measured on this machine, one seed, one thread a task.")
+
+
+def test_the_table_is_written_between_its_marks_and_nowhere_else(tmp_path, monkeypatch) -> None:
+    module = measured()
+    page = tmp_path / "tasks.md"
+    monkeypatch.setattr(module, "DOCS", page)
+    page.write_text(f"before\n{module.BEGIN}\nold\n{module.END}\nafter\n", "utf-8")
+    module.write_docs("new")
+    module.write_docs("newer")
+    assert page.read_text("utf-8") == (f"before\n{module.BEGIN}\n\nnewer\n\n{module.END}\nafter\n")
+    page.write_text(f"before\n{module.END}\n{module.BEGIN}\n", "utf-8")
+    with pytest.raises(SystemExit, match="wanted the two marks"):
+        module.write_docs("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["tasks.md"]
