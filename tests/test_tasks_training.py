@@ -100,6 +100,15 @@ def test_it_ends_when_nothing_gets_better_and_keeps_the_best(task, monkeypatch, 
     assert all(torch.equal(part, kept[name]) for name, part in trained.model.state_dict().items())
 
 
+def test_a_training_that_ended_early_is_not_gone_on_with(task, tmp_path, monkeypatch):
+    short = budget(task, steps=100, patience=1)
+    monkeypatch.setattr(task, "evaluate", lambda model, split: Score(0.5, torch.zeros(2).numpy()))
+    first = train(task, DESIGN, short, folder=tmp_path)
+    assert first.steps == 20 and first.stopped == "nothing better in 1 evaluations"
+    again = train(task, DESIGN, short, folder=tmp_path)
+    assert again.steps == 20 and again.history == first.history and same(first.model, again.model)
+
+
 def test_it_ends_when_the_time_is_over(task):
     trained = train(task, DESIGN, budget(task, steps=100_000, seconds=0.5))
     assert 0 < trained.steps < 100_000

@@ -14,6 +14,7 @@ from headwise.errors import HeadwiseError
 from headwise.cli import report  # noqa: F401
 from headwise.cli import check  # noqa: F401
 from headwise.cli import whatif  # noqa: F401
+from headwise.cli import train  # noqa: F401
 from headwise.cli import about  # noqa: F401
 # isort: on
 

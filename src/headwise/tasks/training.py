@@ -208,6 +208,11 @@ class _Evaluations(lightning.Callback):
         self.history = [(int(a), float(b), float(c)) for a, b, c in state_dict["history"]]
         self.evaluated = self.history[-1][0] if self.history else 0
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        # It had already ended when it was stopped.
+        if self.waited >= self.budget.patience:
+            trainer.should_stop = True
+
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
