@@ -215,13 +215,15 @@ class Planning(Task):
             torch.manual_seed(seed)
             return Planner(design)
 
-    def batch(self, index: int, seed: int) -> Teams:
-        return draw(np.random.default_rng((seed, 2, index)), 64)
+    def batch(self, index: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
+        """What the model takes of 64 new teams, and their best assignments (64, N)."""
+        teams = draw(np.random.default_rng((seed, 2, index)), 64)
+        return _tensors(teams), torch.from_numpy(teams.best)
 
-    def loss(self, model: nn.Module, batch: Teams) -> Tensor:
+    def loss(self, model: nn.Module, batch: tuple[dict[str, Tensor], Tensor]) -> Tensor:
         """Cross-entropy of each worker's best place, and of each place's best worker."""
-        real, best = torch.from_numpy(batch.real), torch.from_numpy(batch.best)
-        scores = model(**_tensors(batch))
+        given, best = batch
+        real, scores = given["real"], model(**given)
         scores = scores.masked_fill(~(real[:, :, None] & real[:, None, :]), -1e9)
         workers = functional.cross_entropy(scores[real], best[real])
         # Sorting the best places of a team gives, for each place, its worker; padding sorts last.
