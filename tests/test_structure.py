@@ -54,6 +54,8 @@ UPWARD = {
     ("watch", "statistics"),
     # A layer made from another library's module, whose families surgery knows.
     ("layer", "surgery"),
+    # The directory of a trained task is one of the sources of models.
+    ("models", "tasks"),
     ("__init__", "examine"),
     ("__init__", "report"),
 }

