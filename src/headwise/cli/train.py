@@ -29,7 +29,7 @@ def train(
     seed: Annotated[int, typer.Option(help="Of weights, batches and dropout.")] = 0,
     data: Annotated[Path | None, typer.Option(help="Your own data (docs/tasks.md).")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder; its name, if not given, is TASK.")
+        Path | None, typer.Option(help="Folder to keep it in; TASK-run if not given.")
     ] = None,
     baselines: Annotated[bool, typer.Option(help="Also train the simpler models.")] = True,
     debug: Annotated[bool, DEBUG] = False,
