@@ -13,6 +13,7 @@ from headwise.errors import HeadwiseError
 # isort: off
 from headwise.cli import report  # noqa: F401
 from headwise.cli import check  # noqa: F401
+from headwise.cli import profile  # noqa: F401
 from headwise.cli import whatif  # noqa: F401
 from headwise.cli import train  # noqa: F401
 from headwise.cli import about  # noqa: F401

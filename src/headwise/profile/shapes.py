@@ -267,10 +267,8 @@ def _inputs(model: Any) -> dict[str, Any]:
 
 def _latent(module: nn.Module, config: Any) -> int | None:
     """Multi-head latent attention keeps one compressed vector and one rotary key of a token."""
-    if not hasattr(module, "kv_a_proj_with_mqa"):
-        return None
-    weight: Any = module.kv_a_proj_with_mqa.weight
-    return int(weight.shape[0])
+    joint: Any = getattr(module, "kv_a_proj_with_mqa", None)
+    return None if joint is None else int(joint.weight.shape[0])
 
 
 def _weights(model: nn.Module, config: Any, inside: set[nn.Module]) -> tuple[int, int, int]:
