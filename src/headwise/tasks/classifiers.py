@@ -50,9 +50,9 @@ class SmallCNN(nn.Sequential):
         )
 
 
-def small_cnn(data: Pictures, steps: int, batch_size: int = 64) -> Tensor:
+def small_cnn(data: Pictures, steps: int, varied: bool, batch_size: int = 64) -> Tensor:
     """Logits (M, classes) of the test pictures from a `SmallCNN` that saw `steps` batches, varied
-    like those of the attention model."""
+    or not, like those of the attention model."""
     images, labels = data.part("train")
     unseen, _ = data.part("test")
     with torch.random.fork_rng(devices=[]):
@@ -64,7 +64,9 @@ def small_cnn(data: Pictures, steps: int, batch_size: int = 64) -> Tensor:
     )
     for step in range(steps):
         rows = np.random.default_rng((0, step)).integers(len(images), size=batch_size)
-        batch = vary(step)(torch.from_numpy(images[rows]))
+        batch = torch.from_numpy(images[rows])
+        if varied:
+            batch = vary(step)(batch)
         loss = functional.cross_entropy(model(batch), torch.from_numpy(labels[rows]))
         optimiser.zero_grad()
         loss.backward()

@@ -81,6 +81,7 @@ class Vision(Task):
     generates = False
     strides: ClassVar[Mapping[int, int]] = {8: 2, 28: 7, 32: 4}
     varied = True
+    cnn_steps = 2000
     pictures: Pictures
     names: tuple[str, ...]
     shape: tuple[int, int]
@@ -143,7 +144,8 @@ class Vision(Task):
             return self._score(classifiers.logistic_regression(flat, known, flat_unseen), labels)
 
         def convolutions() -> Score:
-            return self._score(classifiers.small_cnn(self.pictures, steps=2000).numpy(), labels)
+            logits = classifiers.small_cnn(self.pictures, self.cnn_steps, self.varied)
+            return self._score(logits.numpy(), labels)
 
         return {"logistic regression": regression, "small CNN": convolutions}
 
@@ -199,6 +201,7 @@ class Fashion(Vision):
     licence = "MIT"
     # A quick budget sees each picture about once: there is nothing to vary yet.
     varied = False
+    cnn_steps = 1000
 
     def read(self, say: Callable[[str], None]) -> Pictures:
         return fashion(fetch("fashion-mnist", say=say), self.seed)
