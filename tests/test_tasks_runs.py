@@ -156,6 +156,18 @@ def test_a_folder_of_pictures_is_learned_and_used(monkeypatch, capsys, tmp_path)
     assert code == 2 and "give one file or more" in error
 
 
+def test_a_copy_of_a_picture_counts_once(tmp_path):
+    write_pictures(tmp_path / "data")
+    for number in range(3):
+        shutil.copy(
+            tmp_path / "data" / "dark" / "0.png", tmp_path / "data" / "dark" / f"c{number}.png"
+        )
+    task = load_task("vision", tmp_path / "data")
+    task.prepare()
+    assert np.bincount(task.pictures.labels).tolist() == [8, 8]
+    assert sum(map(len, task.pictures.rows.values())) == 16
+
+
 def test_bad_pictures_are_named(tmp_path):
     def refused(message: str) -> None:
         with pytest.raises(BadInput, match=message):
@@ -229,6 +241,17 @@ def test_tables_that_are_none_are_refused(tmp_path):
     path.write_bytes(b"a,b\n\xff\xfe,1\n")
     with pytest.raises(BadInput, match="no csv in utf-8"):
         load_task("tabular", path).prepare()
+
+
+def test_a_class_that_never_trains_is_refused(tmp_path):
+    lines = table(tmp_path / "t.csv")
+    known = load_task("tabular", tmp_path / "t.csv")
+    known.prepare()
+    row = int(known.table.rows["test"][0]) + 1
+    lines[row] = lines[row].rsplit(",", 1)[0] + ",maybe"
+    (tmp_path / "t.csv").write_text("\n".join(lines), "utf-8")
+    with pytest.raises(BadInput, match=rf"line {row + 1}: class 'maybe' is so rare"):
+        load_task("tabular", tmp_path / "t.csv").prepare()
 
 
 def test_equal_rows_are_never_on_both_sides(tmp_path):
