@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -191,6 +192,13 @@ def test_a_restored_task_forecasts_the_same(task: Series, model: Forecaster) -> 
     assert out.files["forecast.svg"].lstrip().startswith(b"<?xml")
     inputs = [t.example()["inputs"]["patches"] for t in (task, again)]
     assert torch.equal(*inputs)
+
+
+def test_without_matplotlib_the_numbers_still_come(task, model, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    out = task.run(model, RunInput())
+    assert "pip install 'headwise[plots]'" in out.lines[-1] and not out.files
+    assert len(out.lines) == 2 + task.frame.horizon
 
 
 def test_one_column_and_two_are_read_alike(tmp_path: Path) -> None:

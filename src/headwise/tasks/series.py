@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise._extras import require
-from headwise.errors import BadFile, BadInput
+from headwise.errors import BadFile, BadInput, MissingExtra
 from headwise.masks import causal
 from headwise.rotary import Rotary
 from headwise.tasks.blocks import Encoder
@@ -370,8 +370,13 @@ class Series(Task):
             f"{step:4}   {low:.6g}   {middle:.6g}   {high:.6g}"
             for step, (low, middle, high) in enumerate(found[:, [0, 4, 8]], start=1)
         ]
-        plot = _plot(values[-2 * self.frame.horizon :], found)
-        return RunOutput(tuple(lines), {"forecast.svg": plot})
+        try:
+            plot = {"forecast.svg": _plot(values[-2 * self.frame.horizon :], found)}
+        except MissingExtra as missing:
+            # The numbers stand without it, and the line says how to get it.
+            plot = {}
+            lines.append(str(missing))
+        return RunOutput(tuple(lines), plot)
 
 
 def _plot(past: np.ndarray, quantiles: np.ndarray) -> bytes:
