@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from headwise._extras import require
 from headwise.models.loaded import AxisValues, Inputs, Loaded
+from headwise.models.text import positions_axis
 from headwise.models.vision import image_axis
 from headwise.tasks.runs import Run, load
 
@@ -25,6 +26,10 @@ class ExamplePreparer:
     def __call__(self, model: nn.Module, **given: Any) -> Inputs:
         inputs, tokens = dict(self.read.inputs), self.read.tokens
         axis = _picture(inputs, len(tokens)) or named_axis(tokens)
+        if "target" in inputs:
+            # An encoder-decoder: the kept tokens are the source's, the target's are numbered.
+            axes = {"source": axis, "target": positions_axis(inputs["target"].shape[1])}
+            return Inputs("module", axes, {"encoder": "source", "decoder": "target"}, inputs)
         kind = "image" if axis["kind"] == "image" else "module"
         return Inputs(kind, {"tokens": axis}, {"": "tokens"}, inputs)
 
