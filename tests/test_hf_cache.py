@@ -81,7 +81,9 @@ def test_a_watched_model_shows_what_the_cache_stands_for() -> None:
         model(ids[:, 70:], past_key_values=cache)
     for layer, held in enumerate(cache.layers):
         call = seen[layer].call
-        assert torch.equal(call.key, held.store.held.dequantized()[0])
+        keys, values = held.store.held.dequantized()
+        assert torch.equal(call.key, keys)
+        assert torch.equal(call.value, values), "a single token reads its own value as int8 too"
         assert call.key.shape[2] == 71
 
 
