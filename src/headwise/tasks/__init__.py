@@ -23,6 +23,7 @@ TASKS = {
     "fashion": "headwise.tasks.vision:Fashion",
     "tabular": "headwise.tasks.tabular:Tabular",
     "speech": "headwise.tasks.speech:Speech",
+    "translation": "headwise.tasks.translation:Translation",
     "recommendation": "headwise.tasks.recommendation:Recommendation",
     "series": "headwise.tasks.series:Series",
     "planning": "headwise.tasks.planning:Planning",

@@ -1,0 +1,144 @@
+"""Translation: generation with caches and without, beams, pairs from files, verses, alignments."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwise.errors import BadFile, BadInput
+from headwise.tasks import Design
+from headwise.tasks.pairs import collate, read_pairs, split_blocks
+from headwise.tasks.scripture import plain, verses
+from headwise.tasks.seq2seq import BEGIN, END, PAD, Seq2Seq, beam, cut, greedy
+from headwise.tasks.translation import Translation, word_dictionary
+
+
+def model(vocabulary: int = 12, seed: int = 0) -> Seq2Seq:
+    """Random weights large enough that what it writes changes from step to step."""
+    torch.manual_seed(seed)
+    made = Seq2Seq(Design(embed_dim=16, num_heads=4, num_kv_heads=2), vocabulary).eval()
+    for weight in made.parameters():
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.5)
+    return made
+
+
+def sources() -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(3, 12, (5, 7), generator=torch.Generator().manual_seed(1))
+    real = torch.arange(7)[None] < torch.tensor([7, 3, 5, 1, 6])[:, None]
+    return ids.masked_fill(~real, PAD), real
+
+
+# Models that write something: other seeds may end at once.
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_with_caches_equals_greedy_without_and_ignores_padding(seed: int) -> None:
+    made, (ids, real) = model(seed=seed), sources()
+    cached = greedy(made, ids, real, 15)
+    assert cached == greedy(made, ids, real, 15, cached=False)
+    for row, length in enumerate(real.sum(1).tolist()):
+        alone = greedy(made, ids[row : row + 1, :length], real[row : row + 1, :length], 15)
+        assert alone == cached[row : row + 1]
+    assert len({tuple(row) for row in cached}) > 1
+
+
+@torch.no_grad()
+def test_a_step_reads_what_the_whole_forward_reads() -> None:
+    made, (ids, real) = model(), sources()
+    target = torch.tensor([[BEGIN, 4, 7, 5, 9]]).expand(5, -1)
+    whole = made(ids, real, target)
+    memory = made.remember(ids, real, 5)
+    for place in range(5):
+        torch.testing.assert_close(made.step(target[:, place], memory), whole[:, place])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wide_beam_finds_the_best_of_all_texts(seed: int) -> None:
+    made = model(vocabulary=6, seed=seed)
+    source, limit = torch.tensor([3, 5, 4]), 3
+    real = torch.ones(1, 3, dtype=torch.bool)
+    with torch.inference_mode():
+        best, text = -torch.inf, []
+        for length in range(limit):
+            for words in itertools.product((PAD, BEGIN, 3, 4, 5), repeat=length):
+                target = torch.tensor([[BEGIN, *words]])
+                chances = made(source[None], real, target).log_softmax(-1)[0]
+                wanted = torch.tensor([*words, END])
+                value = float(chances[torch.arange(length + 1), wanted].sum()) / (length + 1)
+                if value > best:
+                    best, text = value, list(words)
+    # Wide enough that nothing is dropped and no early end stops the search.
+    assert beam(made, source, limit, width=200) == text
+
+
+def test_one_beam_is_greedy() -> None:
+    made, (ids, real) = model(), sources()
+    found = greedy(made, ids[:1], real[:1], 8)[0]
+    assert beam(made, ids[0], 8, width=1) == found
+    assert cut([4, 5, END, 6]) == [4, 5] and cut([4, PAD]) == [4] and cut([4]) == [4]
+
+
+def test_what_is_wanted_is_what_was_given_one_step_later() -> None:
+    given, wanted = collate([([5, 6], [7]), ([5], [8, 9])])
+    assert given["source"].tolist() == [[5, 6], [5, PAD]]
+    assert given["source_real"].tolist() == [[True, True], [True, False]]
+    assert given["target"].tolist() == [[BEGIN, 7, PAD], [BEGIN, 8, 9]]
+    assert wanted.tolist() == [[7, END, PAD], [8, 9, END]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("one\ttwo\nalone\n", r"pairs.tsv, line 2: wanted two columns .* got 1 in 'alone'"),
+        ("a\tb\tc\n", r"line 1: wanted two columns .* got 3"),
+        ("a\tb\n", r"1 pairs; 100 at least"),
+    ],
+)
+def test_a_file_that_holds_no_pairs_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text(text)
+    with pytest.raises(BadInput, match=message):
+        read_pairs(file)
+    with pytest.raises(BadInput, match=r"missing.tsv: cannot read pairs: no such file"):
+        read_pairs(tmp_path / "missing.tsv")
+
+
+def test_no_source_line_of_training_is_held_out() -> None:
+    pairs = [(f"line {number % 900}", f"línea {number}") for number in range(1000)]
+    parts = split_blocks(pairs, seed=0)
+    trained = {source for source, _ in parts["train"]}
+    assert len(parts["train"]) >= 700
+    for name in ("validation", "test"):
+        assert parts[name] and not trained & {source for source, _ in parts[name]}
+    assert split_blocks(pairs, seed=0) == parts != split_blocks(pairs, seed=1)
+
+
+def test_verses_are_read_by_their_place(tmp_path: Path) -> None:
+    text = b'In <w lemma="x">the</w> beginning<note>Heb.</note>.<title>no</title>'
+    packed = zlib.compress(b"...." + text)
+    for part in ("ot", "nt"):
+        (tmp_path / f"{part}.bzz").write_bytes(b"!!" + packed)
+        (tmp_path / f"{part}.bzs").write_bytes(struct.pack("<III", 2, len(packed), 99))
+        places = [(0, 0, 0), (0, 4, len(text))]
+        (tmp_path / f"{part}.bzv").write_bytes(b"".join(struct.pack("<IIH", *p) for p in places))
+    assert verses(tmp_path) == ["", "In the beginning."] * 2
+    assert plain("¶ a &amp;\n b") == "a & b"
+    (tmp_path / "nt.bzz").write_bytes(b"no zlib here, only plain words that do not unpack")
+    with pytest.raises(BadFile, match=r"nt: not a SWORD text"):
+        verses(tmp_path)
+
+
+def test_words_that_always_meet_are_translations() -> None:
+    pairs = [("red house", "casa roja"), ("red book", "libro rojo"), ("the house", "la casa")]
+    pairs += [("the book", "el libro"), ("big house", "casa grande"), ("big book", "libro grande")]
+    words = word_dictionary(pairs)
+    assert words["house"] == "casa" and words["book"] == "libro" and words["big"] == "grande"
+
+
+def test_chrf_is_the_mean_over_lines() -> None:
+    score = Translation().judge(["la casa", "nada"], ["la casa", "xyz"])
+    assert score.per_example.tolist() == [100.0, 0.0] and score.value == 50.0
