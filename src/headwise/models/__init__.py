@@ -87,7 +87,7 @@ def _given(source: str, dtype: torch.dtype | None, say: Callable[[str], None]) -
     if not source.strip():
         raise UnknownModel(f"the model's name is empty; {_choices()}")
     path = Path(source).expanduser()
-    if (path / "run.json").is_file():
+    if (path / "run.json").is_file() or (path / "checkpoints" / "last.ckpt").is_file():
         from headwise.tasks.loading import loaded
 
         return loaded(path)
