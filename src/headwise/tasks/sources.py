@@ -310,7 +310,11 @@ def _run(command: list[str], place: Path, who: str, package: Package) -> Path:
     reason = reasons[-1]
     for prefix in ("ERROR: ", "E: ", "npm error "):
         reason = reason.removeprefix(prefix)
-    moved = ", and does its release still have this version" if isinstance(package, Debian) else ""
+    moved = (
+        ", is apt-get update fresh, and does its release still have this version"
+        if isinstance(package, Debian)
+        else ""
+    )
     raise HeadwiseError(
         f"cannot fetch {package.name} {package.version}: {who} failed ({reason}); is there a "
         f"network{moved}? --data takes your own file instead"
