@@ -170,39 +170,53 @@ def _known(dtype: str) -> None:
 
 
 def _print(console: Any, one: Profile) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from headwise.profile.run import words
 
-    measured = {m.context: m for m in one.measured}
-    decodes = any(m.decode is not None for m in one.measured)
     shape = one.shape
     title = (
         f"{one.name}: {len(shape.layers)} attention layers, {shape.parameters / 1e6:,.1f} M "
         f"parameters, {one.dtype}, batch {one.batch}"
     )
-    table = Table(title=title, title_justify="left")
-    names = ["context", "attention GFLOP", "rest GFLOP", "KV cache", "peak"]
-    if measured:
-        names += ["measured peak", "prefill s", "attention", "of matrix rate"]
-    if decodes:
-        names += ["token ms", "of read rate"]
-    for name in names:
-        table.add_column(name, justify="right")
-    for c in one.counted:
-        mark = "*" if c.context in one.beyond else ""
-        row = [f"{c.context:,}{mark}", f"{c.attention_flops / 1e9:,.4g}",
-               f"{c.other_flops / 1e9:,.4g}", words(c.kv_bytes), words(c.fused_peak)]  # fmt: skip
-        m = measured.get(c.context)
-        if m is not None:
+    console.print(title, highlight=False, markup=False)
+
+    def rows(title: str, names: list[str], lines: list[list[str]]) -> None:
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        for name in names:
+            table.add_column(name, justify="right")
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+
+    def length(context: int) -> str:
+        return f"{context:,}" + ("*" if context in one.beyond else "")
+
+    rows(
+        "counted",
+        ["context", "attention GFLOP", "rest GFLOP", "KV cache", "peak", "with whole maps"],
+        [
+            [length(c.context), f"{c.attention_flops / 1e9:,.4g}", f"{c.other_flops / 1e9:,.4g}",
+             words(c.kv_bytes), words(c.fused_peak),
+             words(c.fused_peak - c.fused_bytes + c.materialised_bytes)]
+            for c in one.counted
+        ],
+    )  # fmt: skip
+    if one.measured:
+        lines = []
+        for m in one.measured:
             limit = one.roofline(m)
             assert limit is not None
-            row += [words(m.peak), f"{m.prefill:.3g} ± {m.spread / 2:.2g}",
+            cells = [length(m.context), words(m.peak), f"{m.prefill:.3g} ± {m.spread / 2:.2g}",
                     f"{m.attention_share:.0%}", f"{limit[0]:.0%}"]  # fmt: skip
             if m.decode is not None and limit[1] is not None:
-                row += [f"{1e3 * m.decode:.3g}", f"{limit[1]:.0%}"]
-        table.add_row(*row)
-    console.print(table)
+                cells += [f"{1e3 * m.decode:.3g}", f"{limit[1]:.0%}"]
+            lines.append(cells)
+        names = ["context", "peak", "prefill s", "attention", "of matrix rate"]
+        if any(m.decode is not None for m in one.measured):
+            names += ["token ms", "of read rate"]
+        rows("measured", names, lines)
     if one.beyond:
         console.print(f"* beyond the {shape.positions:,} positions that the model was made for")
     if one.stopped is not None:

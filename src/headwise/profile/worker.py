@@ -66,7 +66,7 @@ def measure(
         generator=torch.Generator().manual_seed(0),
     ).to(place)  # fmt: skip
     with torch.inference_mode():
-        _prefill(model, ids[:, : min(context, 64)], decodes, None)
+        _prefill(model, ids[:, : min(context, 1024)], decodes, None)
         wait(place)
         _map_large_tensors(place, 1 << 18)
         _forget_peak(place)

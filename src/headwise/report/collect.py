@@ -13,6 +13,7 @@ import numpy as np
 
 from headwise.errors import BadFile
 from headwise.record import Record, unpack
+from headwise.report import costs
 
 PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 
@@ -92,6 +93,8 @@ class Run:
     modules: list[Module]
     links: list[dict[str, Any]]
     checks: list[dict[str, Any]] = field(default_factory=list)
+    costs: list[dict[str, Any]] = field(default_factory=list)
+    growths: list[dict[str, Any]] = field(default_factory=list)
 
 
 def collect(records: Iterable[Record]) -> Run:
@@ -127,8 +130,15 @@ def collect(records: Iterable[Record]) -> Run:
     for record in kinds.get("check", []):
         with _reading(record):
             checks.append(_check(record))
-    if not modules and not checks:
-        raise BadFile("report: no 'attention' and no 'check' record, so there is nothing to draw")
+    found: dict[str, list[dict[str, Any]]] = {"cost": [], "growth": []}
+    for kind, read in (("cost", costs.cost), ("growth", costs.growth)):
+        for record in kinds.get(kind, [])[: costs.MOST]:
+            with _reading(record):
+                found[kind].append(read(record))
+    if not modules and not checks and not found["cost"]:
+        raise BadFile(
+            "report: no 'attention', 'check' or 'cost' record, so there is nothing to draw"
+        )
     if sum(module.heads for module in modules.values()) > MOST_HEADS:
         raise BadFile(f"report: more than {MOST_HEADS} heads; draw fewer modules at once")
     readers = {
@@ -158,7 +168,7 @@ def collect(records: Iterable[Record]) -> Run:
             m.layer,
         ),
     )
-    return Run(facts, axes, ordered, links, checks)
+    return Run(facts, axes, ordered, links, checks, found["cost"], found["growth"])
 
 
 @contextmanager

@@ -69,6 +69,8 @@ def payload(run: Run) -> dict[str, Any]:
         "modules": [_module(module) for module in run.modules],
         "links": run.links[:2000],
         "checks": run.checks[:2000],
+        "costs": run.costs,
+        "growths": run.growths,
     }
     left = BUDGET - len(json.dumps(data, ensure_ascii=False).encode())
     if left < 200_000:

@@ -2,8 +2,9 @@
 
 const PAGES = [
   ...(MODULES.length ? [["", "Overview"], ["table", "Heads"], ["similarity", "Similarity"], ["links", "Links"]] : []),
-  ...(CHECKS.length ? [["checks", "Checks"]] : []), ["about", "About"],
+  ...(CHECKS.length ? [["checks", "Checks"]] : []), ...(COSTS.length ? [["cost", "Cost"]] : []), ["about", "About"],
 ];
+const FIRST = MODULES.length ? "" : CHECKS.length ? "checks" : "cost";
 let page = {};
 
 function bar(current) {
@@ -38,7 +39,7 @@ function parse() {
   try { parts = path.split("/").map(decodeURIComponent); } catch { parts = ["?"]; }
   return { parts, ask: new URLSearchParams(query || "") };
 }
-const here = () => { const [name] = parse().parts; return name === "pick" ? "" : name === "" && !MODULES.length ? "checks" : name; };
+const here = () => { const [name] = parse().parts; return name === "pick" ? "" : name === "" ? FIRST : name; };
 
 let turn = 0;
 async function route() {
@@ -59,7 +60,8 @@ async function route() {
   else if (name === "similarity") made = similarityPage();
   else if (name === "links") made = linksPage();
   else if (name === "about") made = aboutPage();
-  else if (name === "checks" || (name === "" && !MODULES.length)) made = checksPage();
+  else if (name === "checks" || (name === "" && FIRST === "checks")) made = checksPage();
+  else if (name === "cost" || (name === "" && FIRST === "cost")) made = costPage();
   else if (name === "" || name === "pick") made = overviewPage(name === "pick" ? first : null, Number(second));
   else made = missing("No such page.");
   if (mine !== turn) return;
