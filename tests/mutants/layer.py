@@ -216,8 +216,8 @@ LAYER = [
         ),
         Mutant(
             "dropout in eval",
-            "dropout=self.dropout if self.training else 0.0)",
-            "dropout=self.dropout)",
+            "attend(parts, self.dropout if self.training else 0.0)",
+            "attend(parts, self.dropout)",
             "layer::test_dropout_acts_in_training_only_and_repeats_with_the_seed",
         ),
         Mutant(

@@ -13,8 +13,8 @@ USES = [
         ),
         Mutant(
             "Hugging Face: the sinks are lost",
-            "sinks=None if s_aux is None else s_aux.to(query.dtype),",
-            "sinks=None,",
+            "sinks = None if s_aux is None else s_aux.to(query.dtype)",
+            "sinks = None",
         ),
         Mutant(
             "Hugging Face: the scale is lost",

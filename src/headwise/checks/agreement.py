@@ -121,14 +121,24 @@ def _form(
                 args, kwargs = subject.arguments(tokens, real=real, more=more)
                 other = _other(subject, tokens, real)
                 changed = subject.arguments(other, real=real, more=more)
-                subject.model(*args, **kwargs)
+                _own(subject, args, kwargs)
                 try:
                     form = make(subject, args, kwargs)
                     form(*args, **kwargs)
-                    wanted = _rows(subject, subject.model(*changed[0], **changed[1]), real)
-                    mine = _rows(subject, form(*changed[0], **changed[1]), real)
                 except Exception as error:
                     raise _Refused(f"{type(error).__name__}: {_first_line(error)}") from error
+                wanted = _rows(subject, _own(subject, *changed), real)
+                try:
+                    mine = _rows(subject, form(*changed[0], **changed[1]), real)
+                except Exception as error:  # it took the example, and not another of its shape
+                    message = (
+                        f"what {name} makes of the model takes the example that it was made from "
+                        f"and fails on another of shape {list(tokens.shape)}, with {case}: "
+                        f"{type(error).__name__}: {_first_line(error)}"
+                    )
+                    return failed(
+                        AGREEMENT, message, cause="exported-form-differs", path=path, case=name
+                    )
                 bound = max(bound, rounding.bound_of(subject, wanted))
                 off = rounding.apart(mine, wanted)
                 if off > worst:
@@ -152,6 +162,15 @@ def _form(
         return failed(AGREEMENT, message, cause="exported-form-differs", **numbers)
     message = f"the same outputs as the model's own, to {worst:.2g} (allowed {bound:.1g})"
     return passed(AGREEMENT, message, **numbers)
+
+
+def _own(subject: Subject, args: Any, kwargs: Any) -> Any:
+    try:
+        return subject.model(*args, **kwargs)
+    except Exception as error:
+        raise NotRunnable(
+            f"the model raised {type(error).__name__}: {_first_line(error)}"
+        ) from error
 
 
 def _other(subject: Subject, tokens: Tensor, real: Tensor | None) -> Tensor:

