@@ -144,7 +144,7 @@ def test_reach_is_the_last_context_that_fits() -> None:
         far = reach(shape, memory)
         assert cost(shape, far).fused_peak <= memory < cost(shape, far + 1).fused_peak
     assert reach(shape, 1000) == 0
-    assert activations(shape, 10) == 10 * (2 * 512 + 6 * 512)
+    assert activations(shape, 10) == 10 * (3 * 512 + 6 * 512)
 
 
 def test_growth_finds_the_powers_it_was_given() -> None:

@@ -16,6 +16,7 @@ from headwise.cli import check  # noqa: F401
 from headwise.cli import profile  # noqa: F401
 from headwise.cli import whatif  # noqa: F401
 from headwise.cli import train  # noqa: F401
+from headwise.cli import study  # noqa: F401
 from headwise.cli import about  # noqa: F401
 # isort: on
 

@@ -113,15 +113,16 @@ def cost(
 def activations(shape: Shape, context: int) -> int:
     """Numbers alive at once for one sequence: the larger of a layer's attention and feedforward.
 
-    Attention: what came in and its normalised copy, queries, keys and values, the rotated queries
-    and keys beside the old ones, the output. Feedforward: what came in, its normalised copy, and
-    the inner features: three times where they are gated (two factors and their product), else two.
+    Both: the embeddings, which forward keeps to its end. Attention: what came in and its normalised
+    copy, queries, keys and values, the rotated queries and keys beside the old ones, the output.
+    Feedforward: what came in, its normalised copy, and the inner features: three times where they
+    are gated (two factors and their product), else two.
     """
     layer = max(shape.layers, key=lambda one: one.heads * (one.dim + one.value_dim))
     query, key = layer.heads * layer.dim, layer.kv_heads * layer.dim
     value, out = layer.kv_heads * layer.value_dim, layer.heads * layer.value_dim
-    attention = 2 * shape.width + 2 * query + 2 * key + value + out
-    feedforward = 2 * shape.width + (3 if shape.gated else 2) * shape.inner
+    attention = 3 * shape.width + 2 * query + 2 * key + value + out
+    feedforward = 3 * shape.width + (3 if shape.gated else 2) * shape.inner
     return context * max(attention, feedforward)
 
 
