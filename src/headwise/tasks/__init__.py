@@ -24,6 +24,7 @@ TASKS = {
     "tabular": "headwise.tasks.tabular:Tabular",
     "speech": "headwise.tasks.speech:Speech",
     "translation": "headwise.tasks.translation:Translation",
+    "multimodal": "headwise.tasks.multimodal:Multimodal",
     "recommendation": "headwise.tasks.recommendation:Recommendation",
     "series": "headwise.tasks.series:Series",
     "planning": "headwise.tasks.planning:Planning",
