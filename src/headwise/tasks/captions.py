@@ -31,9 +31,10 @@ _TONES = {
     "1F3FE": "medium dark skin tone",
     "1F3FF": "dark skin tone",
 }
-# Joiners, "as a picture", the signs of woman and man; and who is shown: person, man, woman.
+# Joiners, "as a picture", the signs of woman and man; and who is shown: person, man, woman, or one
+# that faces right.
 _SIGNS = {"200D", "FE0F", "2640", "2642"}
-_WHO = {"1F9D1", "1F468", "1F469"}
+_WHO = {"1F9D1", "1F468", "1F469", "27A1"}
 
 
 @dataclass(frozen=True, eq=False)

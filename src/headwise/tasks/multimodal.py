@@ -26,10 +26,9 @@ from headwise.tasks.pictures import SIDE, picture
 from headwise.tasks.plain import fit
 from headwise.tasks.sources import fetch
 from headwise.tasks.task import Budget, RunInput, RunOutput, Score, Split, Task
-from headwise.tasks.towers import Side, TwoTowers, contrastive, mean
+from headwise.tasks.towers import PATCH, Side, TwoTowers, contrastive, mean
 
 BATCH = 64
-STRIDE = 4
 # So many names that the towers like best are judged again by the crossing.
 AGAIN = 20
 SHOWN = 5
@@ -86,7 +85,7 @@ class Multimodal(Task):
     def build(self, design: Design, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return TwoTowers(design, SIDE, STRIDE, len(self.known) + UNKNOWN + 1)
+            return TwoTowers(design, SIDE, len(self.known) + UNKNOWN + 1)
 
     def batch(self, index: int, seed: int) -> Batch:
         random = np.random.default_rng((seed, index))
@@ -166,7 +165,7 @@ class Multimodal(Task):
             "images": torch.from_numpy(self.pairs.images[row : row + 1].copy()),
             "words": words[words != PAD][None],
         }
-        across = range(SIDE // STRIDE)
+        across = range(SIDE // PATCH)
         return {
             "inputs": inputs,
             "tokens": [f"row {r}, column {c}" for r in across for c in across],
