@@ -72,13 +72,13 @@ class Multimodal(Task):
         return Design(embed_dim=64, num_heads=4, layers=2, dropout=0.1)
 
     def budget(self, name: str = "quick") -> Budget:
-        steps = {"quick": 500, "full": 6000}[name]
+        steps = {"quick": 350, "full": 6000}[name]
         return Budget(
             steps=steps,
             batch_size=BATCH,
-            learning_rate=2e-3,
+            learning_rate=1e-3,
             warmup=50,
-            evaluate_every=max(100, steps // 20),
+            evaluate_every=max(50, steps // 20),
             patience=10,
         )
 

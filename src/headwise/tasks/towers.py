@@ -22,7 +22,7 @@ from headwise.tasks.captions import PAD
 from headwise.tasks.design import Design
 
 # Of the texts of a batch, so many that are wrong but look right train the crossing.
-HARD = 3
+HARD = 2
 # Pixels of a token, down and across.
 PATCH = 8
 # As Radford et al.: similarities begin at 1 / 0.07 times a cosine, and end at 100 times.
@@ -130,8 +130,10 @@ class TwoTowers(nn.Module):
         wrong = scores.detach().masked_fill(same, -torch.inf).topk(count, dim=1).indices
         own = torch.arange(len(names), device=names.device)
         choices = torch.cat([own[:, None], wrong], 1)
+        # The towers' own vectors learn from the contrast alone, not from these few hard texts.
+        held = [Side(side.vector.detach(), side.tokens, side.real) for side in (pictures, texts)]
         fits = self.fit(
-            pictures.at(own.repeat_interleave(1 + count)), texts.at(choices.flatten())
+            held[0].at(own.repeat_interleave(1 + count)), held[1].at(choices.flatten())
         ).view(len(names), -1)
         # Where a batch has hardly any other text, equal ones would fill the places.
         equal = same.gather(1, choices)
