@@ -84,7 +84,7 @@ class PairTask(Task):
     generates = True
     vocabulary = 3000
     longest = 40
-    held_out = 300
+    held_out = 100
 
     @abstractmethod
     def pairs(self, say: Callable[[str], None]) -> list[Pair]:
