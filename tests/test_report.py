@@ -172,7 +172,7 @@ def test_records_alone_rebuild_the_same_page(tmp_path: Path) -> None:
 def test_write_report_is_atomic(tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     target.write_text("old", encoding="utf-8")
-    with pytest.raises(HeadwiseError, match="no 'attention', 'check' or 'cost' record"):
+    with pytest.raises(HeadwiseError, match="no 'attention', 'check', 'cost' or 'study' record"):
         write_report([fake.run_record()], target)
     assert target.read_text(encoding="utf-8") == "old"
     write_report(fake.tiny(), target)
@@ -217,7 +217,7 @@ ZEROS = np.zeros((3, 3), np.float32)
 MALFORMED = {
     "no records": ([], "wanted one 'run' record, got 0"),
     "two runs": ([*fake.tiny(), fake.run_record()], "wanted one 'run' record, got 2"),
-    "no attention": ([fake.run_record()], "no 'attention', 'check' or 'cost' record"),
+    "no attention": ([fake.run_record()], "no 'attention', 'check', 'cost' or 'study' record"),
     "no field": (without("attention", "queries"), "of id self/0: no 'queries'"),
     "axis size": (changed("attention", keys=4), "key_axis has 3 tokens, the attention has 4"),
     "axis name": (changed("attention", key_axis="x"), "key_axis 'x' has no 'axis' record"),

@@ -711,3 +711,59 @@ def test_checks_stand_beside_the_heads(visit):
     assert "Checks" in page.locator("nav a").all_inner_texts()
     assert page.locator("tr.check").count() == 3
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def cost_record(context: int, **more: Any) -> Record:
+    counted = {"attention_flops": 10**9 * context, "other_flops": 10**9, "fused_peak": 2**30}
+    return Record(
+        "cost", {"model": HOSTILE, "context": context},
+        {**counted, "kv_bytes": 2**20 * context, "beyond_trained": context > 512, **more},
+    )  # fmt: skip
+
+
+def test_cost_is_drawn_and_told(visit):
+    measured = {"measured_peak": 2**30, "prefill_seconds": 1.5, "attention_share": 0.25,
+                "decode_seconds": 0.02, "of_matrix_rate": 0.8, "of_read_rate": 0.5}  # fmt: skip
+    lines = Record("growth", {"model": "m"}, {"lines": ["attention's time grows as N^2.00"]})
+    page = visit(
+        [fake.run_record(), cost_record(512, **measured), cost_record(1024, **measured), lines]
+    )
+    assert page.locator("#cost h1").inner_text() == "Cost"
+    assert page.locator("#cost tbody tr").count() == 2
+    assert "1,024 *" in page.locator("#cost tbody tr").nth(1).inner_text()
+    assert "512 MiB" in page.locator("#cost tbody tr").nth(0).inner_text()
+    assert page.locator("#cost svg").count() == 2
+    assert page.locator("#cost svg").first.locator("circle").count() == 4
+    assert "grows as N^2.00" in page.locator("#cost").inner_text()
+    assert page.locator("#cost img").count() == 0
+
+
+def study_record(design: str, mean: float, **more: Any) -> Record:
+    values = {"metric": "accuracy", "better": "higher", "mean": mean, "spread": 0.01, "seeds": 3,
+              "difference": None, "low": None, "high": None, "parameters": 1000, "kv_bytes": 512,
+              "latency": 0.002, "decode": None, "best": False, "chosen": False}  # fmt: skip
+    return Record("study", {"task": "vision", "design": design}, {**values, **more})
+
+
+def test_a_study_is_drawn_with_its_answer(visit):
+    worse = {"difference": -0.2, "low": -0.3, "high": -0.1, "latency": 0.003}
+    page = visit(
+        [
+            fake.run_record(),
+            study_record("1 head × 64", 0.7, **worse),
+            study_record(HOSTILE, 0.9, best=True, chosen=True),
+            Record("study_baseline", {"task": "vision", "model": "logistic"}, {"mean": 0.8}),
+            Record("study_answer", {"task": "vision"},
+                   {"answer": "2 heads it is.", "cautions": ["small"], "limits": ["seeds"],
+                    "match": "width"}),
+        ]
+    )  # fmt: skip
+    assert page.locator("#study h1").inner_text() == "Study"
+    assert page.locator("#answer").inner_text() == "2 heads it is."
+    rows = page.locator("#study tbody tr")
+    assert rows.count() == 3
+    assert "-0.200 (-0.300 to -0.100)" in rows.nth(0).inner_text()
+    assert "◀" in rows.nth(1).inner_text() and HOSTILE in rows.nth(1).inner_text()
+    assert page.locator("#study svg circle").count() == 6
+    assert "Caution: small" in page.locator("#study").inner_text()
+    assert "Cannot tell: seeds" in page.locator("#study").inner_text()

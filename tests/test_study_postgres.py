@@ -1,4 +1,4 @@
-"""Two workers share a study through a real PostgreSQL; one is killed, and its trial is run again."""
+"""Two workers share a study through a real PostgreSQL; a killed one's trial is run again."""
 
 from __future__ import annotations
 

@@ -24,11 +24,12 @@ def print_summary(console: Console, records: Sequence[Record]) -> None:
     run = next(record for record in records if record.kind == "run").values
     # Records may come from anywhere: no text of theirs may steer the terminal.
     caught = [record for record in records if record.kind == "attention"]
-    costs = sum(record.kind == "cost" for record in records)
-    if costs and not caught:
-        name = _printable(run.get("model") or "a model")
-        console.print(Text.assemble((name, "bold"), f"  the cost of {costs} context lengths"))
-        return
+    for kind, words in (("cost", "the cost of {} context lengths"), ("study", "{} designs")):
+        count = sum(record.kind == kind for record in records)
+        if count and not caught:
+            name = _printable(run.get("model") or "a model")
+            console.print(Text.assemble((name, "bold"), "  ", words.format(count)))
+            return
     shape = f"{len(caught)} attention modules, {sum(r.values['heads'] for r in caught)} heads"
     lengths = sorted({r.values["queries"] for r in caught})
     console.print(

@@ -24,7 +24,7 @@ __all__ = ["build", "overview", "write_report"]
 # One idea a file; each uses only names of those before it.
 SCRIPTS = (
     "dom", "colour", "data", "statistics", "weights", "tokens", "axisview", "mapview",
-    "overview", "pick", "head", "table", "similarity", "checks", "cost", "about", "app",
+    "overview", "pick", "head", "table", "similarity", "checks", "cost", "study", "about", "app",
 )  # fmt: skip
 
 
@@ -107,5 +107,6 @@ def _markup(text: str) -> Any:
 
 def _title(run: Run) -> str:
     model = str(run.facts.get("model") or "a model")
-    what = "attention checks" if run.checks else "what attention costs"
+    what = "a study of heads" if run.studies else "what attention costs"
+    what = "attention checks" if run.checks else what
     return f"{model} · {'attention heads' if run.modules else what}"

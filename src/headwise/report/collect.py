@@ -13,7 +13,7 @@ import numpy as np
 
 from headwise.errors import BadFile
 from headwise.record import Record, unpack
-from headwise.report import costs
+from headwise.report import costs, studies
 
 PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 
@@ -84,6 +84,17 @@ class Module:
         return int(self.values.get("layer") or 0)
 
 
+# Kinds that are drawn as rows of a table, in the order of `Run`'s last fields.
+TABLES = {
+    "cost": costs.cost,
+    "growth": costs.growth,
+    "study": studies.design,
+    "study_baseline": studies.baseline,
+    "study_answer": studies.answer,
+}
+MOST_ROWS = 500
+
+
 @dataclass
 class Run:
     """One run, ready to be drawn."""
@@ -95,6 +106,9 @@ class Run:
     checks: list[dict[str, Any]] = field(default_factory=list)
     costs: list[dict[str, Any]] = field(default_factory=list)
     growths: list[dict[str, Any]] = field(default_factory=list)
+    studies: list[dict[str, Any]] = field(default_factory=list)
+    baselines: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[dict[str, Any]] = field(default_factory=list)
 
 
 def collect(records: Iterable[Record]) -> Run:
@@ -130,14 +144,15 @@ def collect(records: Iterable[Record]) -> Run:
     for record in kinds.get("check", []):
         with _reading(record):
             checks.append(_check(record))
-    found: dict[str, list[dict[str, Any]]] = {"cost": [], "growth": []}
-    for kind, read in (("cost", costs.cost), ("growth", costs.growth)):
-        for record in kinds.get(kind, [])[: costs.MOST]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for kind, read in TABLES.items():
+        found[kind] = []
+        for record in kinds.get(kind, [])[:MOST_ROWS]:
             with _reading(record):
                 found[kind].append(read(record))
-    if not modules and not checks and not found["cost"]:
+    if not modules and not checks and not found["cost"] and not found["study"]:
         raise BadFile(
-            "report: no 'attention', 'check' or 'cost' record, so there is nothing to draw"
+            "report: no 'attention', 'check', 'cost' or 'study' record, so there is nothing to draw"
         )
     if sum(module.heads for module in modules.values()) > MOST_HEADS:
         raise BadFile(f"report: more than {MOST_HEADS} heads; draw fewer modules at once")
@@ -168,7 +183,7 @@ def collect(records: Iterable[Record]) -> Run:
             m.layer,
         ),
     )
-    return Run(facts, axes, ordered, links, checks, found["cost"], found["growth"])
+    return Run(facts, axes, ordered, links, checks, *found.values())
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from typing import Any
 
 from headwise.record import Record
 
-MOST = 500
 # Numbers of a "cost" record that the page shows; what is not there was not measured.
 COUNTED = ("attention_flops", "other_flops", "kv_bytes", "fused_peak")
 MEASURED = (

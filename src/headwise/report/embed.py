@@ -71,6 +71,9 @@ def payload(run: Run) -> dict[str, Any]:
         "checks": run.checks[:2000],
         "costs": run.costs,
         "growths": run.growths,
+        "studies": run.studies,
+        "baselines": run.baselines,
+        "answers": run.answers,
     }
     left = BUDGET - len(json.dumps(data, ensure_ascii=False).encode())
     if left < 200_000:

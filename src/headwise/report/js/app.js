@@ -2,9 +2,9 @@
 
 const PAGES = [
   ...(MODULES.length ? [["", "Overview"], ["table", "Heads"], ["similarity", "Similarity"], ["links", "Links"]] : []),
-  ...(CHECKS.length ? [["checks", "Checks"]] : []), ...(COSTS.length ? [["cost", "Cost"]] : []), ["about", "About"],
+  ...(CHECKS.length ? [["checks", "Checks"]] : []), ...(COSTS.length ? [["cost", "Cost"]] : []), ...(STUDIES.length ? [["study", "Study"]] : []), ["about", "About"],
 ];
-const FIRST = MODULES.length ? "" : CHECKS.length ? "checks" : "cost";
+const FIRST = MODULES.length ? "" : CHECKS.length ? "checks" : COSTS.length ? "cost" : "study";
 let page = {};
 
 function bar(current) {
@@ -62,6 +62,7 @@ async function route() {
   else if (name === "about") made = aboutPage();
   else if (name === "checks" || (name === "" && FIRST === "checks")) made = checksPage();
   else if (name === "cost" || (name === "" && FIRST === "cost")) made = costPage();
+  else if (name === "study" || (name === "" && FIRST === "study")) made = studyPage();
   else if (name === "" || name === "pick") made = overviewPage(name === "pick" ? first : null, Number(second));
   else made = missing("No such page.");
   if (mine !== turn) return;
