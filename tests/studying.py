@@ -67,7 +67,7 @@ class Planted(Task):
         return Design(embed_dim=32, num_heads=2, head_dim=12, layers=1, dropout=0.0)
 
     def budget(self, name: str = "quick") -> Budget:
-        return Budget(500, 64, 1e-2, 20, 250, 10)
+        return Budget(350, 64, 1e-2, 20, 350, 10)
 
     def build(self, design: Design, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):

@@ -30,6 +30,13 @@ class ExamplePreparer:
             # An encoder-decoder: the kept tokens are the source's, the target's are numbered.
             axes = {"source": axis, "target": positions_axis(inputs["target"].shape[1])}
             return Inputs("module", axes, {"encoder": "source", "decoder": "target"}, inputs)
+        if "words" in inputs and "images" in inputs:
+            # Two towers: the kept tokens are the picture's, the words are numbered, and the words
+            # read the picture in the crossing.
+            axes = {"picture": axis, "words": positions_axis(inputs["words"].shape[1])}
+            stacks = {"word_encoder": "words", "picture_encoder": "picture",
+                      "encoder": "picture", "": "words"}  # fmt: skip
+            return Inputs("image", axes, stacks, inputs)
         kind = "image" if axis["kind"] == "image" else "module"
         return Inputs(kind, {"tokens": axis}, {"": "tokens"}, inputs)
 
