@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,6 +215,24 @@ def test_a_killed_study_goes_on_with_nothing_lost_or_run_twice(tmp_path: Path) -
     assert after[: len(before)] == before
     again = collect(storage)
     assert again.left == 0 and judge(again) is not None
+
+
+def test_an_interrupted_training_waits_again(tmp_path: Path, monkeypatch) -> None:
+    task, storage = planted(), at(tmp_path / "s.db")
+    plan, fit, calls = plan_of(task, steps=5, seeds=1), trials.train, []
+
+    def interrupted(*given: Any, **more: Any) -> Any:
+        calls.append(given[1].num_heads)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return fit(*given, **more)
+
+    monkeypatch.setattr(trials, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, storage, task=task)
+    assert collect(storage).left == 1
+    assert run(plan, storage, task=task).left == 0
+    assert calls == [1, 2, 2]
 
 
 def test_a_finished_study_runs_nothing_again(tmp_path: Path, monkeypatch) -> None:

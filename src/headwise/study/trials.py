@@ -237,7 +237,9 @@ def _open(storage: str, name: str, heartbeat: int, grace: int, *, create: bool) 
 def _put(study: Any, plan: Plan) -> None:
     """Every design and seed, seeds first so that an early stop leaves every design one; once."""
     with _storage_errors(""):
-        known = {_key(t) for t in study.get_trials(deepcopy=False)}
+        states = _optuna().trial.TrialState
+        alive = (states.COMPLETE, states.RUNNING, states.WAITING)  # not what was interrupted
+        known = {_key(t) for t in study.get_trials(deepcopy=False) if t.state in alive}
         study.set_user_attr(PLAN, json.dumps(plan.to_dict()))
         for seed in plan.seeds:
             for design in range(len(plan.designs)):
