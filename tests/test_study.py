@@ -204,7 +204,7 @@ def test_a_killed_study_goes_on_with_nothing_lost_or_run_twice(tmp_path: Path) -
     first = worker(storage, 0.1)
     wait_for(storage, 1)
     first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.communicate()
     before = [key for state, key in states(storage) if state == "COMPLETE"]
     second = worker(storage, 0.0)
     out, err = second.communicate(timeout=120)

@@ -72,7 +72,7 @@ def test_two_workers_share_the_work_and_one_is_killed(postgres: str) -> None:
     second = worker(postgres, 0.05)
     wait_for(postgres, 1, 120)
     first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.communicate()
     out, err = second.communicate(timeout=200)
     assert second.returncode == 0, err
     assert out.strip() == "6"
