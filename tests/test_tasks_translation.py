@@ -1,4 +1,5 @@
-"""Translation: generation with caches and without, beams, pairs from files, verses, alignments."""
+"""Translation and summarisation: generation with caches and without, beams, pairs from files,
+verses, alignments, summaries of functions."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ import torch
 
 from headwise.errors import BadFile, BadInput
 from headwise.tasks import Design
-from headwise.tasks.pairs import collate, read_pairs, split_blocks
+from headwise.tasks.alignment import chances
+from headwise.tasks.pairs import collate, in_blocks, read_pairs, split_groups
 from headwise.tasks.scripture import plain, verses
 from headwise.tasks.seq2seq import BEGIN, END, PAD, Seq2Seq, beam, cut, greedy
+from headwise.tasks.summarisation import Summarisation, nearest, summaries
 from headwise.tasks.translation import Translation, word_dictionary
 
 
@@ -109,12 +112,16 @@ def test_a_file_that_holds_no_pairs_is_one_line(tmp_path: Path, text: str, messa
 
 def test_no_source_line_of_training_is_held_out() -> None:
     pairs = [(f"line {number % 900}", f"línea {number}") for number in range(1000)]
-    parts = split_blocks(pairs, seed=0)
+    parts = split_groups(in_blocks(pairs), seed=0)
     trained = {source for source, _ in parts["train"]}
     assert len(parts["train"]) >= 700
     for name in ("validation", "test"):
         assert parts[name] and not trained & {source for source, _ in parts[name]}
-    assert split_blocks(pairs, seed=0) == parts != split_blocks(pairs, seed=1)
+    groups = in_blocks(pairs)
+    assert split_groups(groups, seed=0) == parts != split_groups(groups, seed=1)
+    # No group is on two sides.
+    sides = [{groups.index(g) for g in groups if set(g) & set(part)} for part in parts.values()]
+    assert sum(map(len, sides)) == len(set().union(*sides))
 
 
 def test_verses_are_read_by_their_place(tmp_path: Path) -> None:
@@ -142,3 +149,92 @@ def test_words_that_always_meet_are_translations() -> None:
 def test_chrf_is_the_mean_over_lines() -> None:
     score = Translation().judge(["la casa", "nada"], ["la casa", "xyz"])
     assert score.per_example.tolist() == [100.0, 0.0] and score.value == 50.0
+
+
+def test_alignments_are_chances_and_settle_on_what_explains_most() -> None:
+    # 1 always meets 11; 2 meets 12, both together both.
+    sources, targets = [[1], [1, 2], [2, 3]], [[11], [11, 12], [12, 13]]
+    ours, theirs, chance = chances(sources, targets, rounds=30)
+    for word in (1, 2, 3):
+        assert chance[ours == word].sum() == pytest.approx(1.0)
+    best = {word: int(theirs[ours == word][chance[ours == word].argmax()]) for word in (1, 2, 3)}
+    assert best == {1: 11, 2: 12, 3: 13}
+    # One round by hand: of 11 in line 2 a half goes to 1, so 1 has 1 + 0.5 of 11 and 0.5 of 12.
+    ours, theirs, chance = chances(sources, targets, rounds=1)
+    assert chance[(ours == 1) & (theirs == 11)] == pytest.approx(1.5 / 2.0)
+
+
+def pair_file(folder: Path) -> Path:
+    """Lines in two made-up languages, word for word."""
+    words = {"red": "rojo", "house": "casa", "old": "viejo", "tree": "arbol", "sea": "mar"}
+    names = list(words)
+    lines = []
+    for number in range(300):
+        chosen = [names[(number * step + step) % 5] for step in (1, 2, 3)]
+        lines.append(f"{number} {' '.join(chosen)}\t{number} {' '.join(words[w] for w in chosen)}")
+    file = folder / "pairs.tsv"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def test_source_words_begin_as_their_likely_translations(tmp_path: Path) -> None:
+    task = Translation(pair_file(tmp_path))
+    task.prepare()
+    assert task.first is not None
+    rows = task.first.to_dense()
+    assert rows.sum(1).numpy() == pytest.approx(1.0, abs=1e-5)
+    made = task.build(Design(embed_dim=16, num_heads=2, layers=1), seed=0)
+    assert isinstance(made, Seq2Seq)
+    wanted = rows @ made.embedding.weight.detach()
+    torch.testing.assert_close(made.source_embedding.weight.detach(), wanted)
+    house, casa = (task.tokenizer.token_to_id("▁" + word) for word in ("house", "casa"))
+    assert int(rows[house].argmax()) == casa
+    # Without a lexicon each id begins as itself, so that words can be copied.
+    plain_ = Seq2Seq(Design(embed_dim=16, num_heads=2, layers=1), 12)
+    assert torch.equal(plain_.source_embedding.weight, plain_.embedding.weight)
+    with torch.inference_mode():
+        step = task.decode_step(made.eval())
+        step()
+        step()
+
+
+SOURCE = '''
+class A:
+    @property
+    def size(self):
+        """Return the size in bytes.
+
+        More.
+        """
+        return len(self.data)
+
+    def bare(self):
+        """Only a docstring here."""
+
+    def short(self):
+        """Two words"""
+        return 1
+
+async def fetch(url):
+    "Fetch the page at the given address"
+    return await get(url)
+'''
+
+
+def test_functions_are_summed_up_by_their_docstrings() -> None:
+    assert sorted(summaries(SOURCE)) == [
+        ("async def fetch(url): return await get(url)", "Fetch the page at the given address"),
+        ("def size(self): return len(self.data)", "Return the size in bytes."),
+    ]
+    assert summaries("no python (") == []
+
+
+def test_the_most_alike_function_lends_its_summary() -> None:
+    known = [("def open file", "Open it."), ("def close socket", "Close it."), ("x", "None.")]
+    assert nearest(known, ["def close the socket", "file open"]) == ["Close it.", "Open it."]
+
+
+def test_rouge_is_the_mean_over_lines() -> None:
+    score = Summarisation().judge(["return the size", "no"], ["Return the size.", "open a file"])
+    assert score.per_example.tolist() == pytest.approx([100.0, 0.0])
+    assert score.value == pytest.approx(50.0) and score.extra["ROUGE-1"] == pytest.approx(50.0)

@@ -19,11 +19,14 @@ __all__ = ["TASKS", "Budget", "Design", "RunInput", "RunOutput", "Score", "Task"
 
 # A task's module is imported when the task is asked for: each needs other optional libraries.
 TASKS = {
+    "language": "headwise.tasks.language:Language",
+    "code": "headwise.tasks.code:Code",
     "vision": "headwise.tasks.vision:Vision",
     "fashion": "headwise.tasks.vision:Fashion",
     "tabular": "headwise.tasks.tabular:Tabular",
     "speech": "headwise.tasks.speech:Speech",
     "translation": "headwise.tasks.translation:Translation",
+    "summarisation": "headwise.tasks.summarisation:Summarisation",
     "multimodal": "headwise.tasks.multimodal:Multimodal",
     "recommendation": "headwise.tasks.recommendation:Recommendation",
     "series": "headwise.tasks.series:Series",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
+from headwise.arguments import Cache
 from headwise.intervals import Mask
 from headwise.layer import MultiHeadAttention
 from headwise.positions import Position
@@ -39,22 +42,31 @@ class EncoderBlock(nn.Module):
         self.feedforward = Feedforward(design)
         self.dropout = nn.Dropout(design.dropout)
 
-    def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
-        """(B, L, E) → (B, L, E)."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), mask=mask))
+    def forward(self, x: Tensor, mask: Mask | None = None, cache: Cache | None = None) -> Tensor:
+        """(B, L, E) → (B, L, E). A cache holds the tokens before these, and takes these in."""
+        read = self.attention(self.attention_norm(x), mask=mask, cache=cache)
+        x = x + self.dropout(read)
         return x + self.dropout(self.feedforward(self.feedforward_norm(x)))
 
 
 class Encoder(nn.Module):
-    """`design.layers` blocks and a last normalisation; no mask: every token sees every other."""
+    """`design.layers` blocks and a last normalisation. Without a mask every token sees every
+    other."""
 
     def __init__(self, design: Design, position: Position | None = None) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(EncoderBlock(design, position) for _ in range(design.layers))
         self.norm = nn.LayerNorm(design.embed_dim)
 
-    def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
-        """(B, L, E) → (B, L, E)."""
-        for block in self.blocks:
-            x = block(x, mask)
+    def forward(
+        self, x: Tensor, mask: Mask | None = None, caches: Sequence[Cache] | None = None
+    ) -> Tensor:
+        """(B, L, E) → (B, L, E); caches: one for each block."""
+        for number, block in enumerate(self.blocks):
+            x = block(x, mask, None if caches is None else caches[number])
         return self.norm(x)
+
+    def make_caches(self, batch: int, capacity: int) -> list[Cache]:
+        """Empty caches for `capacity` tokens."""
+        blocks: list[EncoderBlock] = list(self.blocks)  # type: ignore[arg-type]
+        return [block.attention.make_cache(batch, capacity) for block in blocks]

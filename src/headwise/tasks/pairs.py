@@ -53,20 +53,24 @@ def read_pairs(path: Path) -> list[Pair]:
     return found
 
 
-def split_blocks(pairs: Sequence[Pair], seed: int) -> dict[str, list[Pair]]:
-    """Neighbours stay together: whole blocks of up to 40 lines go to training (8 of 10),
-    validation or test, and what is left out of training is never in it by the same source line."""
+def in_blocks(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Neighbours stay together, up to 40 of them."""
     block = min(BLOCK, max(1, len(pairs) // 20))
-    blocks = [pairs[start : start + block] for start in range(0, len(pairs), block)]
-    order = np.random.default_rng(seed).permutation(len(blocks))
-    share = max(1, len(blocks) // 10)
+    return [list(pairs[start : start + block]) for start in range(0, len(pairs), block)]
+
+
+def split_groups(groups: Sequence[list[Pair]], seed: int) -> dict[str, list[Pair]]:
+    """Whole groups go to training (8 of 10), validation or test, and what is left out of training
+    is never in it by the same source line."""
+    order = np.random.default_rng(seed).permutation(len(groups))
+    share = max(1, len(groups) // 10)
     chosen = {
         "validation": order[:share],
         "test": order[share : 2 * share],
         "train": order[2 * share :],
     }
     parts = {
-        name: [pair for index in sorted(rows) for pair in blocks[index]]
+        name: [pair for index in sorted(rows) for pair in groups[index]]
         for name, rows in chosen.items()
     }
     trained = {source for source, _ in parts["train"]}
@@ -85,19 +89,23 @@ class PairTask(Task):
     vocabulary = 3000
     longest = 40
     held_out = 100
+    first: Tensor | None = None
 
     @abstractmethod
-    def pairs(self, say: Callable[[str], None]) -> list[Pair]:
-        """Its own data, neighbours beside each other."""
+    def groups(self, say: Callable[[str], None]) -> list[list[Pair]]:
+        """Its own data, by what is held out together."""
+
+    def lexicon(self) -> Tensor | None:
+        """How source ids begin, for `Seq2Seq`; None: each as itself."""
+        return None
 
     @abstractmethod
     def judge(self, written: list[str], wanted: list[str]) -> Score:
         """The metric over all lines, and for each."""
 
     def prepare(self, say: Callable[[str], None] = lambda line: None) -> None:
-        self.parts = split_blocks(
-            self.pairs(say) if self.data is None else read_pairs(self.data), self.seed
-        )
+        groups = self.groups(say) if self.data is None else in_blocks(read_pairs(self.data))
+        self.parts = split_groups(groups, self.seed)
         for name in ("validation", "test"):
             rows = np.random.default_rng((self.seed, 1)).permutation(len(self.parts[name]))
             self.parts[name] = [self.parts[name][row] for row in sorted(rows[: self.held_out])]
@@ -117,6 +125,7 @@ class PairTask(Task):
         self.tokenizer = tokenizer
         self.kept = self.parts["test"][0]
         self.coded = [(self.encode(a), self.encode(b)) for a, b in self.parts["train"]]
+        self.first = self.lexicon()
 
     def encode(self, line: str) -> list[int]:
         """At most `longest` ids, without BEGIN and END."""
@@ -142,7 +151,7 @@ class PairTask(Task):
     def build(self, design: Design, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return Seq2Seq(design, self.tokenizer.get_vocab_size())
+            return Seq2Seq(design, self.tokenizer.get_vocab_size(), self.first)
 
     def batch(self, index: int, seed: int) -> Batch:
         """What the model takes of 48 pairs drawn with equal chances, and the next ids (48, T)."""
@@ -191,6 +200,21 @@ class PairTask(Task):
         source, target = self.encode(self.kept[0]), self.encode(self.kept[1])
         given, _ = collate([(source, target)])
         return {"inputs": given, "tokens": [self.tokenizer.id_to_token(i) for i in source]}
+
+    def decode_step(self, model: nn.Module) -> Callable[[], Any]:
+        assert isinstance(model, Seq2Seq)
+        given = self.example()["inputs"]
+        length = given["target"].shape[1]
+        memory = model.remember(given["source"], given["source_real"], length + 1)
+        for place in range(length):
+            model.step(given["target"][:, place], memory)
+
+        def step() -> None:
+            for cache in memory.caches:
+                cache.crop(length)
+            model.step(given["target"][:, -1], memory)
+
+        return step
 
     def state(self) -> dict[str, Any]:
         return {"tokenizer": self.tokenizer.to_str(), "kept": list(self.kept)}

@@ -38,6 +38,10 @@ class DecoderBlock(nn.Module):
         self.self_attention = _attention(design, Rotary())
         self.cross_norm = nn.LayerNorm(width)
         self.cross_attention = _attention(design, None)
+        # At first each head hands on its own features of the source tokens that it reads, as they
+        # are: a token's translation, where `lexicon` gave it one. Training moves on from there.
+        nn.init.eye_(self.cross_attention.v_proj.weight)
+        nn.init.eye_(self.cross_attention.out_proj.weight)
         self.feedforward_norm = nn.LayerNorm(width)
         self.feedforward = Feedforward(design)
         self.dropout = nn.Dropout(design.dropout)
@@ -45,14 +49,17 @@ class DecoderBlock(nn.Module):
     def forward(
         self,
         x: Tensor,
-        context: Tensor | ProjectedContext,
+        places: Tensor,
+        context: tuple[Tensor, Tensor] | ProjectedContext,
         real: Tensor,
         cache: Cache | None = None,
     ) -> Tensor:
-        """(B, L, E), context (B, S, E), real (B, S) bool: True where the source has a token."""
+        """(B, L, E), places (L, E), context (B, S, E) for keys and for values, real (B, S) bool:
+        True where the source has a token."""
         own = self.self_attention(self.self_norm(x), mask=causal(), cache=cache)
         x = x + self.dropout(own)
-        read = self.cross_attention(self.cross_norm(x), context, mask=padding(real))
+        asked = self.cross_norm(x) + places
+        read = self.cross_attention(asked, context, mask=padding(real))
         x = x + self.dropout(read)
         return x + self.dropout(self.feedforward(self.feedforward_norm(x)))
 
@@ -73,31 +80,55 @@ class Memory:
             cache.reorder(rows)
 
 
-class Seq2Seq(nn.Module):
-    """Source ids in, logits of the next target id out; one vocabulary, tied embeddings."""
+def places(start: int, length: int, width: int) -> Tensor:
+    """Sines and cosines of positions start … start + length - 1, (length, width); Vaswani et al.
+    2017, section 3.5. Products are largest where two positions are equal: that helps a decoder to
+    find soon that it should read the source at about the place where it writes."""
+    rates = 10000 ** (-torch.arange(0, width, 2) / width)
+    angles = torch.arange(start, start + length)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
 
-    def __init__(self, design: Design, vocabulary: int) -> None:
+
+class Seq2Seq(nn.Module):
+    """Source ids in, logits of the next target id out; the target's embedding also writes.
+
+    lexicon: (V, V) sparse, rows that sum to 1: a source id's embedding begins as that mix of the
+    target's, so that reading a token is already a guess at what to write. None: each as itself.
+    """
+
+    def __init__(self, design: Design, vocabulary: int, lexicon: Tensor | None = None) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, design.embed_dim, padding_idx=PAD)
-        nn.init.normal_(self.embedding.weight, std=design.embed_dim**-0.5)
+        width = design.embed_dim
+        self.embedding = nn.Embedding(vocabulary, width, padding_idx=PAD)
+        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+        begin = self.embedding.weight.detach()
+        begin = begin if lexicon is None else torch.sparse.mm(lexicon, begin)
+        self.source_embedding = nn.Embedding.from_pretrained(
+            begin.clone(), freeze=False, padding_idx=PAD
+        )
         self.encoder = Encoder(design, Rotary())
         self.decoder = nn.ModuleList(DecoderBlock(design) for _ in range(design.layers))
-        self.norm = nn.LayerNorm(design.embed_dim)
-        self.scale = design.embed_dim**0.5
+        self.norm = nn.LayerNorm(width)
+        self.scale = width**0.5
 
     def forward(self, source: Tensor, source_real: Tensor, target: Tensor) -> Tensor:
         """(B, S) ids, (B, S) bool True where real, (B, T) ids → logits (B, T, V)."""
         return self.decode(target, self.encode(source, source_real), source_real)
 
-    def encode(self, source: Tensor, real: Tensor) -> Tensor:
-        """(B, S), (B, S) bool → (B, S, E)."""
-        return self.encoder(self.embedding(source) * self.scale, padding(real))
+    def encode(self, source: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S), (B, S) bool → what keys and values are made of, (B, S, E) each: the source in its
+        context with its places, and the same with the tokens themselves."""
+        tokens = self.source_embedding(source) * self.scale
+        read = self.encoder(tokens, padding(real))
+        where = places(0, source.shape[1], tokens.shape[-1])
+        return read + where, read + tokens
 
-    def decode(self, target: Tensor, context: Tensor, real: Tensor) -> Tensor:
-        """(B, T), (B, S, E), (B, S) bool → logits (B, T, V)."""
+    def decode(self, target: Tensor, context: tuple[Tensor, Tensor], real: Tensor) -> Tensor:
+        """(B, T), what `encode` gave, (B, S) bool → logits (B, T, V)."""
         x = self.embedding(target) * self.scale
+        where = places(0, target.shape[1], x.shape[-1])
         for block in self.decoder:
-            x = block(x, context, real)
+            x = block(x, where, context, real)
         return self.norm(x) @ self.embedding.weight.T
 
     def remember(self, source: Tensor, real: Tensor, limit: int) -> Memory:
@@ -113,8 +144,9 @@ class Seq2Seq(nn.Module):
     def step(self, target: Tensor, memory: Memory) -> Tensor:
         """The newest ids (B,) → logits of the next (B, V); the caches grow by one token."""
         x = self.embedding(target[:, None]) * self.scale
+        where = places(memory.caches[0].seen, 1, x.shape[-1])
         for block, context, cache in zip(self.decoder, memory.contexts, memory.caches, strict=True):
-            x = block(x, context, memory.real, cache)
+            x = block(x, where, context, memory.real, cache)
         return (self.norm(x) @ self.embedding.weight.T)[:, 0]
 
 

@@ -114,6 +114,11 @@ class Task(ABC):
         """`inputs`: keyword arguments of the model's forward, batch 1; `tokens`: names of the
         tokens that self-attention runs over."""
 
+    def decode_step(self, model: nn.Module) -> Callable[[], Any] | None:
+        """What a study times: a function that generates one token upon caches of the example's
+        length, the same at every call; None for a task that does not generate."""
+        return None
+
     @abstractmethod
     def state(self) -> dict[str, Any]:
         """What `run` needs without the training data, as JSON: vocabulary, scaling."""

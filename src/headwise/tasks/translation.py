@@ -7,9 +7,12 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from headwise._extras import require
-from headwise.tasks.pairs import Pair, PairTask
+from headwise.tasks.alignment import chances
+from headwise.tasks.pairs import Pair, PairTask, in_blocks
 from headwise.tasks.scripture import verses
 from headwise.tasks.sources import fetch
 from headwise.tasks.task import Score
@@ -30,10 +33,27 @@ class Translation(PairTask):
     )
     licence = "public domain (the English text is restricted in the UK)"
 
-    def pairs(self, say: Callable[[str], None]) -> list[Pair]:
+    def groups(self, say: Callable[[str], None]) -> list[list[Pair]]:
         folder = fetch("english-spanish", say=say)
         both = zip(verses(folder / "english"), verses(folder / "spanish"), strict=True)
-        return [pair for pair in both if all(0 < len(line.split()) <= MOST_WORDS for line in pair)]
+        return in_blocks(
+            [pair for pair in both if all(0 < len(line.split()) <= MOST_WORDS for line in pair)]
+        )
+
+    def lexicon(self) -> Tensor | None:
+        """What each piece of a word is likely to become, from the training pairs."""
+        ours, theirs, chance = chances([a for a, _ in self.coded], [b for _, b in self.coded])
+        keep = chance > 0.05  # the rest is noise of words that met by chance
+        ours, theirs, chance = ours[keep], theirs[keep], chance[keep]
+        chance = chance / np.bincount(ours, chance)[ours]
+        # A piece that training never saw on the left is taken over as it is.
+        size = self.tokenizer.get_vocab_size()
+        other = np.setdiff1d(np.arange(size), ours)
+        places = np.stack([np.append(ours, other), np.append(theirs, other)])
+        values = np.append(chance, np.ones(len(other))).astype(np.float32)
+        return torch.sparse_coo_tensor(
+            torch.from_numpy(places), torch.from_numpy(values), (size, size), check_invariants=True
+        ).coalesce()
 
     def judge(self, written: list[str], wanted: list[str]) -> Score:
         """chrF (Popović 2015) of each line, its mean over lines as the value; BLEU beside it."""
@@ -64,29 +84,14 @@ class Translation(PairTask):
         }
 
 
-def word_dictionary(pairs: list[Pair], rounds: int = 5) -> dict[str, str]:
-    """The likeliest word of the other side for each word: IBM Model 1 (Brown et al. 1993), EM."""
+def word_dictionary(pairs: list[Pair]) -> dict[str, str]:
+    """The likeliest word of the other side for each word."""
     left: dict[str, int] = {}
     right: dict[str, int] = {}
-    sources, targets, places = [], [], []
-    count = 0
-    for a, b in pairs:
-        ours = [left.setdefault(word, len(left)) for word in _WORD.findall(a)]
-        for word in _WORD.findall(b):
-            sources += ours
-            targets += [right.setdefault(word, len(right))] * len(ours)
-            places += [count] * len(ours)
-            count += 1
-    source, place = np.array(sources), np.array(places)
-    code, entry = np.unique(source * len(right) + np.array(targets), return_inverse=True)
-    chance = np.ones(len(code))
-    for _ in range(rounds):
-        share = chance[entry]
-        share = share / np.bincount(place, share, count)[place]
-        counted = np.bincount(entry, share, len(code))
-        chance = counted / np.bincount(code // len(right), counted, len(left))[code // len(right)]
+    sources = [[left.setdefault(word, len(left)) for word in _WORD.findall(a)] for a, _ in pairs]
+    targets = [[right.setdefault(word, len(right)) for word in _WORD.findall(b)] for _, b in pairs]
+    ours, theirs, chance = chances(sources, targets)
     names, others = list(left), list(right)
-    return {
-        names[code[row] // len(right)]: others[code[row] % len(right)]
-        for row in np.argsort(chance, kind="stable")
-    }
+    # The likeliest comes last, and stays.
+    order = np.argsort(chance, kind="stable")
+    return {names[ours[row]]: others[theirs[row]] for row in order}
