@@ -1,4 +1,4 @@
-"""The curve: perplexity against the share of heads removed, shared variants beside it."""
+"""The curve: quality against the share of heads removed, shared variants beside it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ def draw(rows: Sequence[Variant], path: str | Path, *, title: str = "") -> None:
             if bool(r.healed) == healed and (r.pruned > 0 or r.name.startswith("original"))
         ]
         if line:
-            axes.plot(
-                [100 * r.pruned for r in line], [r.perplexity for r in line], mark, label=label
-            )
+            axes.plot([100 * r.pruned for r in line], [r.quality for r in line], mark, label=label)
     for row in rows:
         if "kv head" in row.name:
-            axes.plot([0], [row.perplexity], "D", label=row.name)
-    axes.axhline(rows[0].perplexity, color="grey", linewidth=0.8, label="original")
-    axes.set_yscale("log")
+            axes.plot([0], [row.quality], "D", label=row.name)
+    axes.axhline(rows[0].quality, color="grey", linewidth=0.8, label="original")
+    if rows[0].metric == "perplexity":
+        axes.set_yscale("log")
     axes.set_xlabel("heads removed, % (least important first)")
-    axes.set_ylabel("perplexity (lower is better)")
+    axes.set_ylabel(f"{rows[0].metric} ({rows[0].better} is better)")
     axes.set_title(title)
     axes.legend()
     target = Path(path)

@@ -3,13 +3,13 @@ shared variants beside the original, least important heads first."""
 
 from __future__ import annotations
 
-import inspect
-import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,24 +21,30 @@ from headwise.surgery.families import sites
 from headwise.surgery.healing import heal
 from headwise.surgery.prune import prune_heads
 from headwise.surgery.share import share_kv
+from headwise.surgery.trial import Trial, check, language
 
+RUNS, STEPS = 5, 8  # timed forward passes and decoded tokens of each variant, at most
+LONGEST = 5.0  # seconds of each, after the first two
 Say = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row. name: "original", "prune 20 %", "1 kv heads", with "+ healed N steps". pruned: the
-    share of heads (or key/value groups) really removed. perplexity: e^{mean nats per token} over
-    the evaluation windows. prefill_ms: median forward pass of a window; decode_ms: median of a
-    token with the cache filled by a window. kv_bytes: cache of one window, from the model's shapes.
+    """One row. name: "original", "prune 20%", "1 kv head", with "+ healed". pruned: the share of
+    heads (or key/value groups) really removed. quality: in `metric`, `better` "lower" or "higher".
+    prefill_ms: median forward pass; decode_ms: median token behind filled caches, None where the
+    model does not decode. kv_bytes: keys and values of the trial's tokens in all layers, from the
+    model's shapes. healed: steps of fine-tuning.
     """
 
     name: str
     pruned: float
     kv_heads: int
-    perplexity: float
+    metric: str
+    better: Literal["lower", "higher"]
+    quality: float
     prefill_ms: float
-    decode_ms: float
+    decode_ms: float | None
     kv_bytes: int
     parameters: int
     healed: int = 0
@@ -58,13 +64,6 @@ def importance(
         batches,
         loss,
     )
-
-
-def token_losses(model: nn.Module, ids: Tensor) -> Tensor:
-    """Mean nats per predicted token of each window, (B,), from ids (B, N) of a causal model."""
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    lost = nn.functional.cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none")
-    return lost.mean(1)
 
 
 def least_important(found: Importance, share: float) -> dict[int | str, list[int]]:
@@ -97,117 +96,113 @@ def least_important(found: Importance, share: float) -> dict[int | str, list[int
 
 def what_if(
     model: nn.Module,
-    ids: Tensor,
+    data: Tensor | Trial,
     *,
     prune: Sequence[float] = (0.1, 0.2, 0.4),
     kv_heads: Sequence[int] = (),
     context: int = 512,
     windows: int = 16,
     heal_steps: int = 0,
-    by: Any = "mean",
+    by: Literal["mean", "similar"] = "mean",
     say: Say = lambda done, total, line: None,
 ) -> list[Variant]:
-    """Measure variants of a causal language model on token ids (N,); the original comes first.
+    """Measure variants of a model; the original comes first. The model is left as it is.
 
-    Windows of `context` tokens are taken at equal distances from the text: every other one is for
-    evaluation (`windows` of them), the rest for importance and healing, so no variant is measured
-    on what it was chosen by. One window's logits are held at a time. The model is left as it is.
+    data: token ids (N,) of a Hugging Face causal language model, measured by perplexity
+    (`headwise.surgery.language` says how `windows` of `context` tokens are taken); or a `Trial`:
+    any quality of any model whose heads can be changed. prune: shares of heads to remove, least
+    important first. kv_heads: key/value heads to share down to, `by` as in `share_kv`. heal_steps:
+    of fine-tuning after each change, and of the original for fairness.
 
     Raises:
-        BadInput: no causal language model, too little text, a share or count that does not fit.
+        BadInput: no causal language model, too little text, a share or count that does not fit, a
+        quality that is no number, a Trial that lacks what was asked for.
     """
-    config: Any = getattr(model, "config", None)
-    if config is None or getattr(model, "get_output_embeddings", lambda: None)() is None:
-        raise BadInput(f"what_if: {type(model).__name__} is no causal language model")
-    if context < 2 or windows < 1 or heal_steps < 0:
-        raise BadInput("what_if: context must be at least 2, windows 1, heal steps 0")
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and context > limit:
-        raise BadInput(f"what_if: context={context} is more than the model's {limit} positions")
-    have = len(ids) // context
-    if have < 2 * windows:
-        raise BadInput(
-            f"what_if: the text has {len(ids):,} tokens and {2 * windows} windows of {context} "
-            f"need {2 * windows * context:,}: give more text, or fewer or shorter windows"
-        )
+    if heal_steps < 0:
+        raise BadInput(f"what_if: heal steps must be at least 0, got {heal_steps}")
+    trial = data if isinstance(data, Trial) else language(
+        model, data, context=context, windows=windows
+    )  # fmt: skip
     for share in prune:
         if not 0 <= share < 1:
             raise BadInput(f"what_if: prune={share} must be a share in [0, 1), such as 0.2")
-    device = next(model.parameters()).device
-    pieces = ids[: have * context].reshape(have, 1, context).to(device)
-    at = [i * have // (2 * windows) for i in range(2 * windows)]
-    test = [pieces[i] for i in at[::2]]
-    rest = [pieces[i] for i in range(have) if i not in set(at[::2])]
-    calibration = [pieces[i] for i in at[1::2]][: max(1, windows // 2)]
+    if prune and (trial.loss is None or not trial.calibration):
+        raise BadInput("what_if: ranking heads needs the Trial's loss and calibration batches")
+    if heal_steps and (trial.loss is None or not trial.training):
+        raise BadInput("what_if: healing needs the Trial's loss and training batches")
+    full = sites(model)
     plans: list[tuple[str, Callable[[], nn.Module]]] = [("original", lambda: model)]
     for count in kv_heads:
-        share_check = [s.kv_heads % count if count > 0 else 1 for s in sites(model)]
-        if any(share_check):
+        if count < 1 or any(s.kv_heads % count for s in full):
             raise BadInput(f"what_if: kv_heads={count} does not divide every layer's kv heads")
         plans.append(
-            (f"{count} kv head{'s' * (count > 1)}", lambda c=count: share_kv(model, c, by=by))  # type: ignore[misc]
+            (f"{count} kv head{'s' * (count > 1)}", partial(share_kv, model, count, by=by))
         )
-    total = (len(plans) + len(prune)) * (2 if heal_steps else 1) + 1
-    say(0, total, f"importance over {len(calibration)} windows")
+    total = (len(plans) + len(prune)) * (2 if heal_steps else 1) + bool(prune)
+    rows: list[Variant] = []
     if prune:
-        found = importance(model, calibration, token_losses)
+        assert trial.loss is not None
+        say(0, total, f"importance over {len(trial.calibration)} batches")
+        with _evaluating(model):
+            found = importance(model, trial.calibration, trial.loss)
         for share in sorted(prune):
             gone = least_important(found, share)
-            plans.append((f"prune {share:.0%}", lambda g=gone: prune_heads(model, g)))  # type: ignore[misc]
-    units = sum(s.kv_heads for s in sites(model))
-    rows: list[Variant] = []
-    for index, (name, make) in enumerate(plans):
-        say(len(rows) + 1, total, f"measuring {name}")
+            plans.append((f"prune {share:.0%}", partial(prune_heads, model, gone)))
+    units = sum(s.kv_heads for s in full)
+    for name, make in plans:
+        say(len(rows) + bool(prune), total, f"measuring {name}")
         variant = make()
         pruned = 1 - sum(s.kv_heads for s in sites(variant)) / units if name[:5] == "prune" else 0.0
-        rows.append(_measure(variant, name, pruned, test))
+        rows.append(_measure(variant, name, pruned, trial))
         if heal_steps:
-            say(len(rows) + 1, total, f"healing {name}")
-            healed = heal(variant, rest, heal_steps, copy_first=index == 0)
-            rows.append(_measure(healed, f"{name} + healed", pruned, test, heal_steps))
+            assert trial.loss is not None
+            say(len(rows) + bool(prune), total, f"healing {name}")
+            healed = heal(
+                variant, trial.training, heal_steps, loss=trial.loss, copy_first=variant is model
+            )
+            rows.append(_measure(healed, f"{name} + healed", pruned, trial, heal_steps))
     say(total, total, "done")
     return rows
 
 
-def _measure(
-    model: nn.Module, name: str, pruned: float, test: Sequence[Tensor], healed: int = 0
-) -> Variant:
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
     was = model.training
     model.eval()
-    losses, times = [], []
-    with torch.inference_mode():
-        for window in test:
-            start = time.perf_counter()
-            losses.append(float(token_losses(model, window)))
-            times.append(time.perf_counter() - start)
-        decode = _decode(model, test[0])
-    model.train(was)
+    try:
+        yield
+    finally:
+        model.train(was)
+
+
+def _measure(model: nn.Module, name: str, pruned: float, trial: Trial, healed: int = 0) -> Variant:
+    with _evaluating(model), torch.inference_mode():
+        quality = check(trial, model)
+        prefill = _median(partial(trial.run, model), RUNS)
+        decode = None if trial.step is None else _median(trial.step(model), STEPS)
     found = sites(model)
     size = next(model.parameters()).element_size()
     held = sum(s.kv_heads * (s.head_dim + s.value_dim) for s in found)
     return Variant(
-        name,
-        pruned,
-        max(s.kv_heads for s in found),
-        math.exp(statistics.fmean(losses)) if statistics.fmean(losses) < 700 else math.inf,
-        1e3 * statistics.median(times),
-        1e3 * decode,
-        held * size * test[0].shape[1],
-        sum(p.numel() for p in model.parameters()),
-        healed,
+        name=name,
+        pruned=pruned,
+        kv_heads=max(s.kv_heads for s in found),
+        metric=trial.metric,
+        better=trial.better,
+        quality=quality,
+        prefill_ms=1e3 * prefill,
+        decode_ms=None if decode is None else 1e3 * decode,
+        kv_bytes=held * size * trial.tokens,
+        parameters=sum(p.numel() for p in model.parameters()),
+        healed=healed,
     )
 
 
-def _decode(model: nn.Module, window: Tensor, steps: int = 8) -> float:
-    """Median seconds of a token, behind a prompt that leaves room for the steps."""
-    prompt = window[:, : max(1, window.shape[1] - steps)]
-    # transformers renames the keyword, and warns of the old one.
-    word = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    first = model(input_ids=prompt, use_cache=True, logits_to_keep=1)
-    cache = getattr(first, word) if hasattr(first, word) else first.past_key_values
-    times = []
-    for _ in range(min(steps, window.shape[1] - 1)):
+def _median(run: Callable[[], Any], times: int) -> float:
+    """Seconds of a run, after one that warms up."""
+    taken: list[float] = []
+    while len(taken) <= times and (len(taken) < 3 or sum(taken) < LONGEST):
         start = time.perf_counter()
-        model(input_ids=window[:, -1:], use_cache=True, **{word: cache})
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        run()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:])
