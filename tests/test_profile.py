@@ -12,15 +12,16 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwise import attention, causal, window
+from headwise import attention, causal, cli, window
 from headwise.call import AttentionCall
 from headwise.errors import BadInput
 from headwise.profile import Layer, cost, from_config, from_options, growth, reach
 from headwise.profile.analytic import activations, pairs
 from headwise.profile.measured import Measured
-from headwise.profile.run import Profile, profile, to_csv
+from headwise.profile.run import Profile, profile, share_out, to_csv
 from headwise.record import read
 from headwise.statistics import head_statistics
+from terminals import colours, on_terminal
 
 LLAMA3 = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -202,6 +203,24 @@ def test_contexts_beyond_the_positions_are_asked_for() -> None:
     assert Profile(shape, []).name == "gpt2"
 
 
+def test_models_with_fewer_positions_are_left_out_in_words() -> None:
+    short = from_config(transformers.GPT2Config(), "gpt2")
+    long = from_config(transformers.GPT2Config(n_positions=4096), "long")
+    assert share_out([long, short], [4096, 512, 2048]) == [[512, 2048, 4096], [512]]
+    assert share_out([long, short], [8192], True) == [[8192], [8192]]
+    with pytest.raises(BadInput, match=r"long was made for 4,096 positions .* is 8,192"):
+        share_out([short, long], [512, 8192])
+    with pytest.raises(BadInput, match=r"gpt2 was made for 1,024 positions .* is 2,048"):
+        share_out([long, short], [2048, 4096])
+    found = profile(short, [512])
+    found.left_out = [2048, 4096]
+    assert found.notes() == [
+        "left out: 2,048, 4,096 tokens, beyond the 1,024 positions that gpt2 was made for "
+        "(--beyond-trained runs them)"
+    ]
+    assert found.records()[-1].values["lines"] == found.notes()
+
+
 def test_a_config_without_attention_is_one_line() -> None:
     config = transformers.MambaConfig(num_hidden_layers=2, hidden_size=32, vocab_size=50)
     with pytest.raises(BadInput, match=r"no attention layer of mamba .* nothing to profile"):
@@ -249,9 +268,38 @@ def test_the_command_counts_from_options(tmp_path) -> None:
         (("--num-heads", "6", "--head-dim", "8", "--memory", "1KiB"), "and --memory is 1 KiB"),
         (("--num-heads", "6", "--head-dim", "8", "--latency", "fast"), "such as 500ms or 2s"),
         (("--num-heads", "6", "--head-dim", "8", "--picture", "p.bmp"), "must end in .png"),
+        (("--num-heads", "6", "--head-dim", "8", "--cache", "plain,int4"), "got 'plain,int4'"),
+        (("--num-heads", "6", "--head-dim", "8", "--text-file", "t"), "is for --cache int8 of a"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line(arguments: tuple[str, ...], says: str) -> None:
-    out = headwise(*arguments)
-    assert out.returncode == 2
-    assert says in out.stderr and len(out.stderr.strip().splitlines()) == 1, out.stderr
+def test_bad_input_is_one_line(
+    arguments: tuple[str, ...],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["headwise", "profile", *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    printed = capsys.readouterr()
+    assert left.value.code == 2 and printed.out == ""
+    assert says in printed.err and len(printed.err.strip().splitlines()) == 1, printed.err
+
+
+def test_a_narrow_terminal_cuts_no_number_and_no_colour_means_none() -> None:
+    arguments = (
+        "profile", "--num-heads", "32", "--num-kv-heads", "8", "--head-dim", "128", "--layers",
+        "32", "--contexts", "1k,128k", "--dtype", "bf16", "--memory", "64GiB",
+    )  # fmt: skip
+    lines, styles, code = on_terminal(*arguments, columns=60, no_colour=True)
+    assert code == 0 and not colours(styles)
+    assert max(map(len, lines)) <= 60, lines
+    printed = "\n".join(lines)
+    assert "…" not in printed
+    (row,) = [line for line in lines if line.strip().startswith("131,072")]
+    cells = [words for words in row.split("  ") if words.strip()]
+    counted = cost(from_options(num_heads=32, num_kv_heads=8, head_dim=128, layers=32), 131_072,
+                   dtype="bfloat16")  # fmt: skip
+    flop = f"{counted.attention_flops / 1e15:.4g} P"
+    assert [cell.strip() for cell in cells[:2]] == ["131,072", flop]
+    assert "16 GiB" in row and cells[-1].strip().endswith("TiB")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +15,7 @@ from headwise.cli.common import console as terminal
 from headwise.errors import BadInput
 
 if TYPE_CHECKING:
+    from headwise.profile.quality import Quality
     from headwise.profile.run import Profile
     from headwise.profile.shapes import Shape
 
@@ -37,7 +40,16 @@ def profile(
     window: Annotated[int | None, typer.Option(help="Keys that a query looks back over.")] = None,
     batch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
     dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32; default: as stored.")] = None,
-    cache: Annotated[str, typer.Option(help="plain or int8.")] = "plain",
+    cache: Annotated[
+        str, typer.Option(help="plain, int8, or plain,int8: one beside the other.")
+    ] = "plain",
+    text_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="UTF-8 text for the int8 cache's perplexity; if not given, the World English "
+            "Bible."
+        ),
+    ] = None,
     attention: Annotated[str, typer.Option(help="headwise, sdpa or eager.")] = "headwise",
     compare: Annotated[str | None, typer.Option(help="Another model, beside it.")] = None,
     measure: Annotated[
@@ -60,17 +72,20 @@ def profile(
     """What attention costs as context grows: counted exactly, and measured in fresh processes."""
     from headwise.profile.picture import draw
     from headwise.profile.run import profile as run
-    from headwise.profile.run import to_csv
+    from headwise.profile.run import share_out, to_csv
     from headwise.record import Record, check_writable, write, write_text
     from headwise.report import write_report
 
     lengths = [_size("--contexts", part, 1) for part in contexts.split(",") if part.strip()]
     budget = None if memory is None else _size("--memory", memory, 1)
     wait = None if latency is None else _seconds(latency)
-    if cache not in ("plain", "int8"):
-        raise BadInput(f"--cache: wanted plain or int8, got {cache!r}")
-    if cache == "int8" and attention != "headwise":
+    caches = list(dict.fromkeys(part.strip() for part in cache.split(",")))
+    if not set(caches) <= {"plain", "int8"}:
+        raise BadInput(f"--cache: wanted plain, int8 or plain,int8, got {cache!r}")
+    if "int8" in caches and attention != "headwise":
         raise BadInput(f"--cache int8 is read by headwise's attention, not by {attention}")
+    if text_file is not None and not (model and measure and "int8" in caches):
+        raise BadInput("--text-file is for --cache int8 of a model that is measured")
     if attention not in ("headwise", "sdpa", "eager"):
         raise BadInput(f"--attention: wanted headwise, sdpa or eager, got {attention!r}")
     if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
@@ -79,7 +94,6 @@ def profile(
         if path is not None:
             check_writable(path)
     kind = None if dtype is None else DTYPES.get(dtype, dtype)
-    sources: list[str | None] = [model] if compare is None else [model, compare]
     if model is None and num_heads is None:
         raise BadInput("profile: name a model, or describe attention: --num-heads, --head-dim …")
     found: list[Profile] = []
@@ -90,38 +104,61 @@ def profile(
             if work.hidden:
                 work.say(line)
 
-        for source in sources:
+        subjects = []
+        for source in [model] if compare is None else [model, compare]:
             if source is None:
                 assert num_heads is not None
                 from headwise.profile import from_options
 
-                shape, stored, runs = (
-                    from_options(num_heads=num_heads, num_kv_heads=num_kv_heads,
-                                 head_dim=head_dim, embed_dim=embed_dim, layers=layers,
-                                 window=window),
-                    "float32", False,
+                shape = from_options(
+                    num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+                    embed_dim=embed_dim, layers=layers, window=window,
                 )  # fmt: skip
+                subjects.append(Subject(shape, "float32", None, False))
             else:
-                shape, stored, runs = _read(source, kind, work.say)
-            machine = None
-            if runs and measure:
-                machine = _machine(kind or stored, device)
-            name = kind or stored
-            _known(name)
-            found.append(
-                run(
-                    shape, lengths, source=source if runs and measure else None, batch=batch,
-                    dtype=name, device=device, attention=attention, cache=cache,
-                    machine=machine, beyond_trained=beyond_trained, say=say,
-                )
-            )  # fmt: skip
+                subjects.append(_read(source, kind, work.say))
+        # What can be refused is refused before minutes are spent on measuring.
+        mine = share_out([one.shape for one in subjects], lengths, beyond_trained)
+        for one in subjects:
+            _known(kind or one.stored)
+            if "int8" in caches and measure and one.source is not None and not one.decodes:
+                raise BadInput(f"--cache int8: {one.shape.name} keeps no cache of what it read")
+            if budget is not None:
+                for held in caches:
+                    run(one.shape, [1], batch=batch, dtype=kind or one.stored, cache=held,
+                        beyond_trained=True).memory_lines(budget)  # fmt: skip
+        text = None
+        if "int8" in caches and measure and any(one.source for one in subjects):
+            from headwise.cli.texts import read as read_text
+
+            text = read_text(text_file, work.say)
+        for one, fitting in zip(subjects, mine, strict=True):
+            name, source = kind or one.stored, one.source if measure else None
+            machine = None if source is None else _machine(name, device)
+            quality = None
+            if source is not None and text is not None:
+                quality = _quality(source, name, device, text, work.say)
+            for held in caches:
+                found.append(
+                    run(
+                        one.shape, fitting, source=source, batch=batch, dtype=name, device=device,
+                        attention=attention, cache=held, machine=machine,
+                        beyond_trained=beyond_trained, say=say,
+                    )
+                )  # fmt: skip
+                found[-1].left_out = [n for n in sorted(set(lengths)) if n not in fitting]
+                found[-1].quality = quality
     console = terminal()
-    for one in found:
-        _print(console, one)
+    refused: BadInput | None = None
+    for profiled in found:
+        _print(console, profiled)
         if budget is not None:
-            console.print(*one.memory_lines(budget), sep="\n", highlight=False)
+            console.print(*profiled.memory_lines(budget), sep="\n", highlight=False)
         if wait is not None:
-            console.print(one.latency_line(wait), highlight=False)
+            try:
+                console.print(profiled.latency_line(wait), highlight=False)
+            except BadInput as error:  # known only now; what was measured is kept
+                refused = error
     every = [r for one in found for r in one.records()]
     if records is not None or html is not None:
         facts = Record("run", {}, {"model": " beside ".join(one.name for one in found)})
@@ -136,10 +173,22 @@ def profile(
     for path in (csv, picture, records, html):
         if path is not None:
             console.print(f"wrote {path}", highlight=False, markup=False)
+    if refused is not None:
+        raise refused
 
 
-def _read(source: str, dtype: str | None, say: Any) -> tuple[Shape, str, bool]:
-    """(shape, the stored dtype, whether its prefill can be measured)."""
+@dataclass(frozen=True)
+class Subject:
+    """What is profiled: its shape, its stored dtype, what `models.load` loads (None: it cannot be
+    measured), and whether it decodes upon a cache."""
+
+    shape: Shape
+    stored: str
+    source: str | None
+    decodes: bool
+
+
+def _read(source: str, dtype: str | None, say: Any) -> Subject:
     from headwise import models
     from headwise.profile import from_config
 
@@ -151,7 +200,22 @@ def _read(source: str, dtype: str | None, say: Any) -> tuple[Shape, str, bool]:
             "by --num-heads, --head-dim, --layers"
         )
     runs = loaded.kind in ("causal", "encoder")
-    return from_config(config, loaded.name), str(loaded.dtype).removeprefix("torch."), runs
+    stored = str(loaded.dtype).removeprefix("torch.")
+    shape = from_config(config, loaded.name)
+    return Subject(shape, stored, source if runs else None, loaded.kind == "causal")
+
+
+def _quality(source: str, dtype: str, device: str, text: tuple[str, str], say: Any) -> Quality:
+    import torch
+
+    from headwise import models
+    from headwise.models.text import encode
+    from headwise.profile.quality import cache_quality
+
+    loaded = models.load(source, dtype=dtype, device=device, say=say)
+    # Enough for windows from different places, without tokenising a whole book.
+    ids, _ = encode(loaded.processor, text[0][:400_000], special=False)
+    return cache_quality(loaded.model, torch.tensor(ids), text=text[1], say=say)
 
 
 def _machine(dtype: str, device: str) -> Any:
@@ -183,9 +247,14 @@ def _print(console: Any, one: Profile) -> None:
     console.print(title, highlight=False, markup=False)
 
     def rows(title: str, names: list[str], lines: list[list[str]]) -> None:
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-        for name in names:
-            table.add_column(name, justify="right")
+        table = Table(
+            title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False,
+            collapse_padding=True,
+        )  # fmt: skip
+        for name, *cells in zip(names, *lines, strict=False):
+            # Only headings take more than one line: a number is never cut.
+            widest = max(map(len, [*cells, *name.split()]))
+            table.add_column(fill(name, widest), justify="right", no_wrap=True)
         for line in lines:
             table.add_row(*line)
         console.print(table)
@@ -195,9 +264,9 @@ def _print(console: Any, one: Profile) -> None:
 
     rows(
         "counted",
-        ["context", "attention GFLOP", "rest GFLOP", "KV cache", "peak", "with whole maps"],
+        ["context", "attention FLOP", "rest FLOP", "KV cache", "peak", "with whole maps"],
         [
-            [length(c.context), f"{c.attention_flops / 1e9:,.4g}", f"{c.other_flops / 1e9:,.4g}",
+            [length(c.context), _flop(c.attention_flops), _flop(c.other_flops),
              words(c.kv_bytes), words(c.fused_peak),
              words(c.fused_peak - c.fused_bytes + c.materialised_bytes)]
             for c in one.counted
@@ -211,7 +280,8 @@ def _print(console: Any, one: Profile) -> None:
             cells = [length(m.context), words(m.peak), f"{m.prefill:.3g} ± {m.spread / 2:.2g}",
                     f"{m.attention_share:.0%}", f"{limit[0]:.0%}"]  # fmt: skip
             if m.decode is not None and limit[1] is not None:
-                cells += [f"{1e3 * m.decode:.3g}", f"{limit[1]:.0%}"]
+                ms = 1e3 * m.decode
+                cells += [f"{ms:.3g}" if ms < 1000 else f"{ms:,.0f}", f"{limit[1]:.0%}"]
             lines.append(cells)
         names = ["context", "peak", "prefill s", "attention", "of matrix rate"]
         if any(m.decode is not None for m in one.measured):
@@ -219,16 +289,23 @@ def _print(console: Any, one: Profile) -> None:
         rows("measured", names, lines)
     if one.beyond:
         console.print(f"* beyond the {shape.positions:,} positions that the model was made for")
-    if one.stopped is not None:
-        console.print(f"out of memory at {one.stopped:,} tokens", highlight=False)
-    for line in one.growth_lines():
-        console.print(line, highlight=False)
+    for line in (*one.growth_lines(), *one.notes()):
+        console.print(line, highlight=False, markup=False)
     if one.machine is not None:
         console.print(
             f"this machine ({one.machine.device}, {one.machine.threads} threads): matrix product "
             f"{one.machine.flops / 1e9:,.0f} GFLOP/s, read {one.machine.read / 1e9:,.1f} GB/s",
             highlight=False,
         )
+
+
+def _flop(count: float) -> str:
+    """Operations in thousands' steps: "275.1 G", "4.504 P"."""
+    for unit in ("", " k", " M", " G", " T", " P"):
+        if count < 1000:
+            return f"{count:.4g}{unit}"
+        count /= 1000
+    return f"{count:.4g} E"
 
 
 def _size(option: str, text: str, least: int) -> int:

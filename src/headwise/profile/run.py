@@ -6,13 +6,14 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from headwise.errors import BadInput
 from headwise.profile import growth
 from headwise.profile.analytic import Cost, cost, reach
 from headwise.profile.machine import Machine
 from headwise.profile.measured import Measured, OutOfMemory, measure
+from headwise.profile.quality import Quality
 from headwise.profile.shapes import Shape
 from headwise.record import Record
 
@@ -22,7 +23,8 @@ Say = Callable[[int, int, str], None]
 @dataclass
 class Profile:
     """counted: one `Cost` a context. measured: those contexts that were run. stopped: where memory
-    ended. beyond: contexts longer than the model was trained for."""
+    ended. beyond: contexts longer than the model was trained for. left_out: contexts asked for that
+    are beyond it and were not run. quality: what its int8 cache costs."""
 
     shape: Shape
     counted: list[Cost]
@@ -32,6 +34,8 @@ class Profile:
     measured: list[Measured] = field(default_factory=list)
     stopped: int | None = None
     machine: Machine | None = None
+    left_out: list[int] = field(default_factory=list)
+    quality: Quality | None = None
 
     @property
     def name(self) -> str:
@@ -69,6 +73,21 @@ class Profile:
             lines.append(line)
         if memory is not None:
             lines.append(f"memory beyond the weights grows as {memory.words()}")
+        return lines
+
+    def notes(self) -> list[str]:
+        """Where it ended, what was left out, what its int8 cache costs, in sentences."""
+        lines = []
+        if self.stopped is not None:
+            lines.append(f"out of memory at {self.stopped:,} tokens")
+        if self.left_out:
+            lengths = ", ".join(f"{n:,}" for n in self.left_out)
+            lines.append(
+                f"left out: {lengths} tokens, beyond the {self.shape.positions:,} positions that "
+                f"{self.shape.name} was made for (--beyond-trained runs them)"
+            )
+        if self.quality is not None and self.cache == "int8":
+            lines.append(self.quality.line())
         return lines
 
     def memory_lines(self, memory: int) -> list[str]:
@@ -151,13 +170,49 @@ class Profile:
                     "of_matrix_rate": None if limit is None else limit[0],
                     "of_read_rate": None if limit is None else limit[1],
                 }  # fmt: skip
+            if self.quality is not None:
+                values |= {
+                    "perplexity": getattr(self.quality, self.cache),
+                    "perplexity_plain": self.quality.plain,
+                    "perplexity_tokens": self.quality.tokens,
+                }
             found.append(Record("cost", {"model": self.name, "context": c.context}, values))
-        lines = [*self.growth_lines()]
-        if self.stopped is not None:
-            lines.append(f"out of memory at {self.stopped:,} tokens")
+        lines = [*self.growth_lines(), *self.notes()]
         if lines:
             found.append(Record("growth", {"model": self.name}, {"lines": lines}))
         return found
+
+
+def share_out(
+    shapes: Sequence[Shape], contexts: Sequence[int], beyond_trained: bool = False
+) -> list[list[int]]:
+    """The contexts of each shape, ascending: all, or those within its positions where only other
+    shapes have more.
+
+    Raises:
+        BadInput: no context, one below 1, one that no shape has positions for, or a shape with
+            positions for none, and not `beyond_trained`.
+    """
+    if not contexts or min(contexts) < 1:
+        raise BadInput("profile: contexts must be at least 1")
+    wanted = sorted(set(contexts))
+    if beyond_trained:
+        return [wanted for _ in shapes]
+    fitting = [[n for n in wanted if s.positions is None or n <= s.positions] for s in shapes]
+    for n in wanted:
+        if not any(n in fit for fit in fitting):
+            _refuse(max(shapes, key=lambda shape: shape.positions or 0), n)
+    for shape, fit in zip(shapes, fitting, strict=True):
+        if not fit:
+            _refuse(shape, wanted[0])
+    return fitting
+
+
+def _refuse(shape: Shape, context: int) -> NoReturn:
+    raise BadInput(
+        f"profile: {shape.name} was made for {shape.positions:,} positions and the context is "
+        f"{context:,}; --beyond-trained runs it all the same, and marks it"
+    )
 
 
 def profile(
@@ -181,19 +236,11 @@ def profile(
             `beyond_trained`.
         HeadwiseError: a measuring process stopped with an error.
     """
-    if not contexts or min(contexts) < 1 or batch < 1:
-        raise BadInput("profile: contexts and batch must be at least 1")
-    limit = shape.positions
-    too_long = [n for n in contexts if limit is not None and n > limit]
-    if too_long and not beyond_trained:
-        raise BadInput(
-            f"profile: {shape.name} was made for {limit:,} positions and the context is "
-            f"{too_long[0]:,}; --beyond-trained runs it all the same, and marks it"
-        )
+    if batch < 1:
+        raise BadInput(f"profile: batch must be at least 1, got {batch}")
+    (lengths,) = share_out([shape], contexts, beyond_trained)
     cached = "int8" if cache == "int8" else None
-    counted = [
-        cost(shape, n, batch=batch, dtype=dtype, cache_dtype=cached) for n in sorted(set(contexts))
-    ]
+    counted = [cost(shape, n, batch=batch, dtype=dtype, cache_dtype=cached) for n in lengths]
     found = Profile(shape, counted, batch, dtype, cache, machine=machine)
     if source is None:
         return found

@@ -150,18 +150,18 @@ def _prefill(model: Any, ids: Tensor, decodes: bool, past: Any) -> Any:
     if decodes:
         more["use_cache"] = True
         if past is not None:
-            more[_cache_word(model)] = past
+            more[cache_word(model)] = past
         if "logits_to_keep" in names:
             more["logits_to_keep"] = 1
     output = model(input_ids=ids, **more)
-    return getattr(output, _cache_word(model), None) if decodes else None
+    return getattr(output, cache_word(model), None) if decodes else None
 
 
 def _step(model: Any, token: Tensor, past: Any) -> None:
-    model(input_ids=token, use_cache=True, **{_cache_word(model): past})
+    model(input_ids=token, use_cache=True, **{cache_word(model): past})
 
 
-def _cache_word(model: Any) -> str:
+def cache_word(model: Any) -> str:
     """transformers renames the keyword, and warns of the old one."""
     names = inspect.signature(model.forward).parameters
     return "cache" if "cache" in names else "past_key_values"
