@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from dataclasses import astuple, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -18,13 +19,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headwise import MultiHeadAttention, watch
+from headwise import MultiHeadAttention, cli, record, watch
 from headwise.checks import check, failures
 from headwise.errors import BadInput
-from headwise.tasks import TASKS, Design, Task, load_task
+from headwise.tasks import TASKS, Design, RunInput, Score, Task, load_task, runs
+from headwise.tasks.training import Trained
 
 # These make their data or find it in scikit-learn; the others fetch theirs once.
 AT_HAND = {"vision", "tabular", "planning"}
+TAKES_A_FILE = {"vision", "fashion", "tabular", "multimodal"}
 SMALL = Design(embed_dim=16, num_heads=4, num_kv_heads=2, layers=2, dropout=0.1)
 
 every_task = pytest.mark.parametrize(
@@ -178,6 +181,37 @@ def test_the_saved_state_is_all_that_using_a_model_needs(name: str) -> None:
     with torch.inference_mode():
         assert equal(model(**inputs), other(**inputs))
     assert json.loads(json.dumps(fresh.state())) == saved
+
+
+@every_task
+def test_a_kept_run_is_used_reported_and_checked(name: str, tmp_path: Path, monkeypatch) -> None:
+    task = ready(name)
+    model = task.build(SMALL, seed=0).eval()
+    score = Score(0.0, np.zeros(2))
+    trained = Trained(model, score, 1, 0.1, (), "the budget's steps")
+    runs.save(tmp_path / "run", task, SMALL, task.budget(), 0, trained, score, {})
+    read = runs.load(tmp_path / "run")
+    if task.name in TAKES_A_FILE:
+        with pytest.raises(BadInput, match=r"give one file or more|one CSV file"):
+            read.task.run(read.model, RunInput())
+    else:
+        assert read.task.run(read.model, RunInput()).lines
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["headwise", "report", "run", "--out", "page.html"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert all(token in page for token in ("</html>", "blocks.0.attention"))
+    words = ["headwise", "check", "run", "--only", "batch,eval", "--records", "found.jsonl"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    found = [line for line in record.read(tmp_path / "found.jsonl") if line.kind == "check"]
+    statuses = {line.values["status"] for line in found}
+    assert "passed" in statuses and "failed" not in statuses
 
 
 def test_the_page_has_a_section_for_every_task() -> None:

@@ -129,6 +129,21 @@ def test_a_damaged_run_is_said_to_be(folder, tmp_path):
         runs.load(begun)
 
 
+def test_run_writes_a_file_only_where_it_is_told(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "series", "--steps", 2, "--no-baselines", "--out", "run"]
+    assert headwise(monkeypatch, capsys, *words)[0] == 0
+    before = set(tmp_path.iterdir())
+    code, printed, _ = headwise(monkeypatch, capsys, "run", "run")
+    assert code == 0 and "forecast.svg is made too: --out FOLDER keeps it" in printed
+    assert set(tmp_path.iterdir()) == before
+    code, printed, _ = headwise(monkeypatch, capsys, "run", "run", "--out", "new/folder")
+    assert code == 0 and "written: new/folder/forecast.svg" in printed
+    assert [path.name for path in (tmp_path / "new/folder").iterdir()] == ["forecast.svg"]
+    code, _, error = headwise(monkeypatch, capsys, "run", "run", "--out", "run/log.csv")
+    assert code == 2 and "--out: cannot write run/log.csv/forecast.svg: " in error
+
+
 def write_pictures(place, count=8):
     """Two classes that brightness tells apart, each picture another."""
     from PIL import Image

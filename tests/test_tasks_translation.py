@@ -53,7 +53,7 @@ def test_greedy_with_caches_equals_greedy_without_and_ignores_padding(seed: int)
 def test_a_step_reads_what_the_whole_forward_reads() -> None:
     made, (ids, real) = model(), sources()
     target = torch.tensor([[BEGIN, 4, 7, 5, 9]]).expand(5, -1)
-    whole = made(ids, real, target)
+    whole = made(ids, target, ~real)
     memory = made.remember(ids, real, 5)
     for place in range(5):
         torch.testing.assert_close(made.step(target[:, place], memory), whole[:, place])
@@ -63,13 +63,12 @@ def test_a_step_reads_what_the_whole_forward_reads() -> None:
 def test_a_wide_beam_finds_the_best_of_all_texts(seed: int) -> None:
     made = model(vocabulary=6, seed=seed)
     source, limit = torch.tensor([3, 5, 4]), 3
-    real = torch.ones(1, 3, dtype=torch.bool)
     with torch.inference_mode():
         best, text = -torch.inf, []
         for length in range(limit):
             for words in itertools.product((PAD, BEGIN, 3, 4, 5), repeat=length):
                 target = torch.tensor([[BEGIN, *words]])
-                chances = made(source[None], real, target).log_softmax(-1)[0]
+                chances = made(source[None], target).log_softmax(-1)[0]
                 wanted = torch.tensor([*words, END])
                 value = float(chances[torch.arange(length + 1), wanted].sum()) / (length + 1)
                 if value > best:
@@ -87,9 +86,9 @@ def test_one_beam_is_greedy() -> None:
 
 def test_what_is_wanted_is_what_was_given_one_step_later() -> None:
     given, wanted = collate([([5, 6], [7]), ([5], [8, 9])])
-    assert given["source"].tolist() == [[5, 6], [5, PAD]]
-    assert given["source_real"].tolist() == [[True, True], [True, False]]
-    assert given["target"].tolist() == [[BEGIN, 7, PAD], [BEGIN, 8, 9]]
+    assert given["src"].tolist() == [[5, 6], [5, PAD]]
+    assert given["src_key_padding_mask"].tolist() == [[False, False], [False, True]]
+    assert given["tgt"].tolist() == [[BEGIN, 7, PAD], [BEGIN, 8, 9]]
     assert wanted.tolist() == [[7, END, PAD], [8, 9, END]]
 
 

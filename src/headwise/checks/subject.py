@@ -312,6 +312,9 @@ class Subject:
             if own is not None:
                 value = own.values.expand(batch, *own.values.shape[1:])
                 return value if self.batch_first or own.whole else value.transpose(0, 1)
+            beside = next((s for s in self.streams if s.padding == name), None)
+            if beside is not None and value.ndim == 2:  # as long as its stream, which was cut
+                return value[:1, : beside.length].expand(batch, -1)
             if value.ndim and not (value.ndim == 2 and "mask" in str(name)):
                 axis = 0 if self.batch_first or value.ndim != 3 else 1
                 one = value.narrow(axis, 0, min(1, value.shape[axis]))

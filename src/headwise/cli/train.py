@@ -102,6 +102,9 @@ def run(
     given: Annotated[
         list[str] | None, typer.Argument(metavar="[INPUT]...", help="Files, or words.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the files it makes (a forecast's picture).")
+    ] = None,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Use a trained task: classify a picture, predict a table's rows, recommend, forecast."""
@@ -114,8 +117,16 @@ def run(
     for line in output.lines:
         print(line)
     for name, content in output.files.items():
-        path = Path(name)
+        if out is None:
+            print(f"{name} is made too: --out FOLDER keeps it there")
+            continue
+        path = out / name
         partial = path.with_name(path.name + ".partial")
-        partial.write_bytes(content)
-        os.replace(partial, path)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(content)
+            os.replace(partial, path)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise BadInput(f"--out: cannot write {path}: {reason}") from None
         print(f"written: {path}")

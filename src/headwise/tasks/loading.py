@@ -26,9 +26,9 @@ class ExamplePreparer:
     def __call__(self, model: nn.Module, **given: Any) -> Inputs:
         inputs, tokens = dict(self.read.inputs), self.read.tokens
         axis = _picture(inputs, len(tokens)) or named_axis(tokens)
-        if "target" in inputs:
+        if "tgt" in inputs:
             # An encoder-decoder: the kept tokens are the source's, the target's are numbered.
-            axes = {"source": axis, "target": positions_axis(inputs["target"].shape[1])}
+            axes = {"source": axis, "target": positions_axis(inputs["tgt"].shape[1])}
             return Inputs("module", axes, {"encoder": "source", "decoder": "target"}, inputs)
         if "words" in inputs and "images" in inputs:
             # Two towers: the kept tokens are the picture's, the words are numbered, and the words
@@ -48,6 +48,7 @@ def loaded(folder: Path) -> Loaded:
         BadInput, BadFile: as `headwise.tasks.runs.load`.
     """
     read = load(folder)
+    read.model.is_causal = read.task.causal  # type: ignore[assignment]  # where checks look for it
     about = f"{read.task.title} ({read.task.metric} {read.about['test']['value']:.4g} on test)"
     return Loaded(
         f"{read.task.name}, {read.design.label}",

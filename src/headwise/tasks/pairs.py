@@ -84,7 +84,7 @@ def split_groups(groups: Sequence[list[Pair]], seed: int) -> dict[str, list[Pair
 class PairTask(Task):
     """One line in, one line out. A subclass reads its pairs and scores what was written."""
 
-    causal = False
+    causal = True  # in what it writes
     generates = True
     vocabulary = 3000
     longest = 40
@@ -178,7 +178,7 @@ class PairTask(Task):
         written: list[str] = []
         for start in range(0, len(lines), 50):
             given, _ = collate([(self.encode(line), []) for line in lines[start : start + 50]])
-            source, real = given["source"], given["source_real"]
+            source, real = given["src"], ~given["src_key_padding_mask"]
             if isinstance(model, Seq2Seq):
                 found = greedy(model, source, real, self.longest)
             else:
@@ -204,15 +204,15 @@ class PairTask(Task):
     def decode_step(self, model: nn.Module) -> Callable[[], Any]:
         assert isinstance(model, Seq2Seq)
         given = self.example()["inputs"]
-        length = given["target"].shape[1]
-        memory = model.remember(given["source"], given["source_real"], length + 1)
+        length = given["tgt"].shape[1]
+        memory = model.remember(given["src"], ~given["src_key_padding_mask"], length + 1)
         for place in range(length):
-            model.step(given["target"][:, place], memory)
+            model.step(given["tgt"][:, place], memory)
 
         def step() -> None:
             for cache in memory.caches:
                 cache.crop(length)
-            model.step(given["target"][:, -1], memory)
+            model.step(given["tgt"][:, -1], memory)
 
         return step
 
@@ -239,8 +239,8 @@ class PairTask(Task):
 
 
 def collate(pairs: Sequence[tuple[list[int], list[int]]]) -> Batch:
-    """`source` (B, S), `source_real` (B, S) bool, `target` (B, T), which begins with BEGIN; and
-    what comes next (B, T), which ends with END. PAD fills the right."""
+    """What `Seq2Seq` takes: `src` (B, S), `src_key_padding_mask` (B, S), `tgt` (B, T), which begins
+    with BEGIN; and what comes next (B, T), which ends with END. PAD fills the right."""
     width = max(len(source) for source, _ in pairs)
     height = 1 + max(len(target) for _, target in pairs)
     source = torch.full((len(pairs), width), PAD)
@@ -249,7 +249,7 @@ def collate(pairs: Sequence[tuple[list[int], list[int]]]) -> Batch:
         source[row, : len(a)] = torch.tensor(a, dtype=torch.long)
         target[row, : 1 + len(b)] = torch.tensor([BEGIN, *b])
         wanted[row, : 1 + len(b)] = torch.tensor([*b, END])
-    return {"source": source, "source_real": source != PAD, "target": target}, wanted
+    return {"src": source, "tgt": target, "src_key_padding_mask": source == PAD}, wanted
 
 
 class Recurrent(nn.Module):
@@ -262,9 +262,9 @@ class Recurrent(nn.Module):
         self.reader = nn.GRU(width, width, batch_first=True)
         self.writer = nn.GRU(width, width, batch_first=True)
 
-    def forward(self, source: Tensor, source_real: Tensor, target: Tensor) -> Tensor:
+    def forward(self, src: Tensor, tgt: Tensor, src_key_padding_mask: Tensor) -> Tensor:
         """As `Seq2Seq.forward`."""
-        written, _ = self.writer(self.embedding(target), self.read(source, source_real))
+        written, _ = self.writer(self.embedding(tgt), self.read(src, ~src_key_padding_mask))
         return written @ self.embedding.weight.T
 
     def read(self, source: Tensor, real: Tensor) -> Tensor:

@@ -111,9 +111,14 @@ class Seq2Seq(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.scale = width**0.5
 
-    def forward(self, source: Tensor, source_real: Tensor, target: Tensor) -> Tensor:
-        """(B, S) ids, (B, S) bool True where real, (B, T) ids → logits (B, T, V)."""
-        return self.decode(target, self.encode(source, source_real), source_real)
+    def forward(
+        self, src: Tensor, tgt: Tensor, src_key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """(B, S) ids, (B, T) ids → logits (B, T, V). src_key_padding_mask (B, S) bool is True where
+        src is padding, as in torch.nn.Transformer."""
+        hidden = src_key_padding_mask
+        real = torch.ones_like(src, dtype=torch.bool) if hidden is None else ~hidden
+        return self.decode(tgt, self.encode(src, real), real)
 
     def encode(self, source: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S), (B, S) bool → what keys and values are made of, (B, S, E) each: the source in its
