@@ -27,37 +27,94 @@ HW_INLINE VecOf<A> sum_each(VecOf<A>* v) {
     }
 }
 
+// a₀ b₀ a₁ b₁ …: the lower (or upper) half of what two vectors make, one by one.
+template <bool UPPER, class A, int... I>
+HW_INLINE VecOf<A> zip(VecOf<A> a, VecOf<A> b, std::integer_sequence<int, I...>) {
+    constexpr int n = sizeof...(I);
+    return __builtin_shufflevector(a, b, ((I & 1) * n + I / 2 + (UPPER ? n / 2 : 0))...);
+}
+
+// How a step reads its keys: `turn` lays a query out for it, `STRIDE` numbers at a time are
+// multiplied from there. What is left of a row after whole strides is read plainly.
+template <class T>
+struct KeyRead {
+    using A = Arithmetic<T>;
+    static constexpr int STRIDE = W<A>;
+    static HW_INLINE void turn(const A* q, A* to) { store(to, load(q)); }
+    static HW_INLINE VecOf<A> multiply(const A* q, const T* k, VecOf<A> sum) {
+        return fma(load_wide(k), load(q), sum);
+    }
+};
+template <>
+struct KeyRead<Bf16> {
+    static constexpr int STRIDE = 2 * W<float>;
+#if defined(HEADWISE_PAIRS)
+    static HW_INLINE void turn(const float* q, float* to) {
+        store(to, (VecOf<float>)narrow_pairs(load(q), load(q + W<float>)));
+    }
+    static HW_INLINE VecOf<float> multiply(const float* q, const Bf16* k, VecOf<float> sum) {
+        return dot_pairs((IntOf<float>)load(q), (IntOf<float>)load(reinterpret_cast<const float*>(k)),
+                         sum);
+    }
+#else
+    static HW_INLINE void turn(const float* q, float* to) {
+        constexpr int w = W<float>;
+        for (int i = 0; i < w; ++i) {
+            to[i] = q[2 * i];
+            to[w + i] = q[2 * i + 1];
+        }
+    }
+    static HW_INLINE VecOf<float> multiply(const float* q, const Bf16* k, VecOf<float> sum) {
+        VecOf<float> even, odd;
+        load_two(k, even, odd);
+        return fma(odd, load(q + W<float>), fma(even, load(q), sum));
+    }
+#endif
+};
+
+// Memory is fetched ahead of its use, a line at a time.
+template <class T>
+HW_INLINE void fetch(const T* p, std::int64_t n) {
+    const char* line = reinterpret_cast<const char*>(p);
+    for (std::int64_t i = 0; i < n * static_cast<std::int64_t>(sizeof(T)); i += 64)
+        __builtin_prefetch(line + i, 0, 2);
+}
+
 // Dot products of G queries (padded to whole vectors, q_row apart) with n keys → scores, STEP_KEYS
-// apart. KEYS · G products at a time, summed together.
+// apart. KEYS · G products at a time, summed together. Meanwhile the n values that follow are fetched.
 template <int G, class T, class A = Arithmetic<T>>
-HW_INLINE void dot_keys(const A* q, std::int64_t q_row, const T* key, std::int64_t row,
-                        std::int64_t n, std::int64_t dim, A* scores) {
-    constexpr int w = W<A>, keys = w / G;
-    const std::int64_t whole = dim / w * w;
+HW_INLINE void dot_keys(const A* q, std::int64_t q_row, A* turned, const T* key, std::int64_t row,
+                        std::int64_t n, std::int64_t dim, const T* value, std::int64_t value_row,
+                        std::int64_t value_dim, A* scores) {
+    using Read = KeyRead<T>;
+    constexpr int w = W<A>, keys = w / G, stride = Read::STRIDE;
+    const std::int64_t whole = dim / stride * stride;
+    for (int g = 0; g < G; ++g)
+        for (std::int64_t d = 0; d < whole; d += stride)
+            Read::turn(q + g * q_row + d, turned + g * q_row + d);
     for (std::int64_t j = 0; j < n; j += keys) {
         const std::int64_t some = least<std::int64_t>(keys, n - j);
         const T* from[keys];
 #pragma GCC unroll 16
         for (int i = 0; i < keys; ++i) from[i] = key + (j + (i < some ? i : 0)) * row;
+        for (std::int64_t i = 0; i < some; ++i) fetch(value + (j + i) * value_row, value_dim);
         VecOf<A> part[w];
 #pragma GCC unroll 16
         for (int i = 0; i < w; ++i) part[i] = VecOf<A>{};
-        for (std::int64_t d = 0; d < whole; d += w) {
+        for (std::int64_t d = 0; d < whole; d += stride) {
+#pragma GCC unroll 16
+            for (int i = 0; i < keys; ++i)
+#pragma GCC unroll 4
+                for (int g = 0; g < G; ++g)
+                    part[i * G + g] = Read::multiply(turned + g * q_row + d, from[i] + d, part[i * G + g]);
+        }
+        for (std::int64_t d = whole; d < dim; d += w) {
 #pragma GCC unroll 16
             for (int i = 0; i < keys; ++i) {
-                const VecOf<A> k = load_wide(from[i] + d);
+                const VecOf<A> k = load_some(from[i] + d, dim - d);
 #pragma GCC unroll 4
                 for (int g = 0; g < G; ++g)
                     part[i * G + g] = fma(k, load(q + g * q_row + d), part[i * G + g]);
-            }
-        }
-        if (whole < dim) {
-#pragma GCC unroll 16
-            for (int i = 0; i < keys; ++i) {
-                const VecOf<A> k = load_some(from[i] + whole, dim - whole);
-#pragma GCC unroll 4
-                for (int g = 0; g < G; ++g)
-                    part[i * G + g] = fma(k, load(q + g * q_row + whole), part[i * G + g]);
             }
         }
         A found[w];
@@ -67,16 +124,87 @@ HW_INLINE void dot_keys(const A* q, std::int64_t q_row, const T* key, std::int64
     }
 }
 
-// out (G, dim) = out · shrink + weights (G, n) · values (n, dim)
+// NV vectors of storage at once, and back in order: bfloat16 comes two to a lane.
+template <class T, int NV, class A = Arithmetic<T>>
+HW_INLINE void load_columns(const T* p, VecOf<A>* x) {
+    if constexpr (std::is_same_v<T, Bf16> && NV % 2 == 0) {
+#pragma GCC unroll 8
+        for (int c = 0; c < NV; c += 2) load_two(p + c * W<A>, x[c], x[c + 1]);
+    } else {
+#pragma GCC unroll 8
+        for (int c = 0; c < NV; ++c) x[c] = load_wide(p + c * W<A>);
+    }
+}
+template <class T, int NV, class A = Arithmetic<T>>
+HW_INLINE void order_columns(VecOf<A>* x) {
+    if constexpr (std::is_same_v<T, Bf16> && NV % 2 == 0) {
+        using All = std::make_integer_sequence<int, W<A>>;
+#pragma GCC unroll 8
+        for (int c = 0; c < NV; c += 2) {
+            const VecOf<A> even = x[c], odd = x[c + 1];
+            x[c] = zip<false, A>(even, odd, All{});
+            x[c + 1] = zip<true, A>(even, odd, All{});
+        }
+    }
+}
+
+// out (G, NV vectors) = out · shrink + weights (G, n) · values (n, NV vectors). Meanwhile the same
+// columns of n rows from `next` on are fetched.
+template <int G, int NV, class T, class A = Arithmetic<T>>
+HW_INLINE void add_columns(const A* weights, const T* value, std::int64_t row, std::int64_t n,
+                           const A* shrink, A* out, std::int64_t out_row, const T* next,
+                           std::int64_t next_row) {
+    constexpr int w = W<A>;
+    VecOf<A> total[G][NV];
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g)
+#pragma GCC unroll 8
+        for (int c = 0; c < NV; ++c) total[g][c] = VecOf<A>{};
+    for (std::int64_t j = 0; j < n; ++j) {
+        if (next) fetch(next + j * next_row, NV * w);
+        VecOf<A> x[NV];
+        load_columns<T, NV>(value + j * row, x);
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g) {
+            const VecOf<A> weight = fill(weights[g * STEP_KEYS + j]);
+#pragma GCC unroll 8
+            for (int c = 0; c < NV; ++c) total[g][c] = fma(weight, x[c], total[g][c]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+        order_columns<T, NV>(total[g]);
+#pragma GCC unroll 8
+        for (int c = 0; c < NV; ++c) {
+            A* to = out + g * out_row + c * w;
+            store(to, fma(load(to), fill(shrink[g]), total[g][c]));
+        }
+    }
+}
+
+// out (G, dim) = out · shrink + weights (G, n) · values (n, dim). The rows from `next` on (null: none)
+// are those of the next step.
 template <int G, class T, class A = Arithmetic<T>>
 HW_INLINE void add_values(const A* weights, const T* value, std::int64_t row, std::int64_t n,
-                          std::int64_t dim, const A* shrink, A* out, std::int64_t out_row) {
-    constexpr int w = W<A>, vectors = G == 1 ? 8 : G == 2 ? 4 : 2;
+                          std::int64_t dim, const A* shrink, A* out, std::int64_t out_row,
+                          const T* next, std::int64_t next_row) {
+    constexpr int w = W<A>, vectors = G == 1 ? 8 : G == 2 ? 4 : REGISTERS == 32 ? 4 : 2;
     std::int64_t d = 0;
+    const auto at = [&](std::int64_t column) { return next ? next + column : next; };
     for (; d + vectors * w <= dim; d += vectors * w)
-        value_panel<G, vectors>(weights, STEP_KEYS, 1, value + d, row, n, shrink, out + d, out_row);
-    for (; d + w <= dim; d += w)
-        value_panel<G, 1>(weights, STEP_KEYS, 1, value + d, row, n, shrink, out + d, out_row);
+        add_columns<G, vectors>(weights, value + d, row, n, shrink, out + d, out_row, at(d), next_row);
+    if (vectors > 4 && d + 4 * w <= dim) {
+        add_columns<G, 4>(weights, value + d, row, n, shrink, out + d, out_row, at(d), next_row);
+        d += 4 * w;
+    }
+    if (vectors > 2 && d + 2 * w <= dim) {
+        add_columns<G, 2>(weights, value + d, row, n, shrink, out + d, out_row, at(d), next_row);
+        d += 2 * w;
+    }
+    if (d + w <= dim) {
+        add_columns<G, 1>(weights, value + d, row, n, shrink, out + d, out_row, at(d), next_row);
+        d += w;
+    }
     if (d < dim) {
         VecOf<A> total[G] = {};
         for (std::int64_t j = 0; j < n; ++j) {
@@ -97,17 +225,19 @@ struct PlainSteps : InPlace<T> {
     using A = Arithmetic<T>;
     using InPlace<T>::call;
 
-    std::int64_t scratch_numbers(int) const { return 0; }
+    std::int64_t scratch_numbers(int heads) const { return heads * round_up(call.dim, W<A>); }
     template <int G>
     HW_INLINE void score(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, const A* query,
-                         std::int64_t q_row, A*, A* scores) const {
-        dot_keys<G, T>(query, q_row, row_of<T>(call.key, b, kv, j), call.key.row, n, call.dim, scores);
+                         std::int64_t q_row, A* turned, A* scores) const {
+        dot_keys<G, T>(query, q_row, turned, row_of<T>(call.key, b, kv, j), call.key.row, n, call.dim,
+                       row_of<T>(call.value, b, kv, j), call.value.row, call.value_dim, scores);
     }
     template <int G>
     HW_INLINE void weigh(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, A* weights,
                          const A* shrink, A* out, std::int64_t out_row) const {
         add_values<G, T>(weights, row_of<T>(call.value, b, kv, j), call.value.row, n, call.value_dim,
-                         shrink, out, out_row);
+                         shrink, out, out_row,
+                         j + n < call.keys ? row_of<T>(call.key, b, kv, j + n) : nullptr, call.key.row);
     }
 };
 
@@ -217,7 +347,7 @@ struct DecodePass {
                       fma(load(next + 2 + d), fill(its), load(first + 2 + d) * mine));
         }
         const std::int64_t head = kv * groups + g;
-        finish_row<T>(job, b, head, 0, row_mask(call, b, head, 0), state, first + 2,
+        finish_row<T>(job, b, head, 0, row_mask(call, b, head, 0), state, state.l, first + 2,
                       steps);
     }
 

@@ -87,8 +87,9 @@ struct Int8Steps {
             at += some;
         }
         if (at < high)
-            dot_keys<G, T>(query, q_row, row_of<T>(held.tail, b, kv, at - held.sealed), held.tail.row,
-                           high - at, call.dim, scores + (at - j));
+            dot_keys<G, T>(query, q_row, folded, row_of<T>(held.tail, b, kv, at - held.sealed),
+                           held.tail.row, high - at, call.dim, static_cast<const T*>(nullptr), 0, 0,
+                           scores + (at - j));
     }
 
     template <int G>
@@ -101,7 +102,8 @@ struct Int8Steps {
                 store(weights + g * STEP_KEYS + i, load(weights + g * STEP_KEYS + i) * s);
         }
         add_values<G, Int8>(weights, row_of<Int8>(held.value, b, kv, j), held.value.row, n,
-                            call.value_dim, shrink, out, out_row);
+                            call.value_dim, shrink, out, out_row,
+                            static_cast<const Int8*>(nullptr), 0);
     }
 
     // For rows that meet a number that is not finite: in double, as the definition has it.

@@ -5,6 +5,9 @@
 namespace headwise {
 
 #if defined(HEADWISE_BUILD_X86)
+namespace avx512bf16 {
+extern const Kernels kernels;
+}
 namespace avx512 {
 extern const Kernels kernels;
 }
@@ -26,6 +29,7 @@ struct Row {
 // Best first.
 const Row TABLE[] = {
 #if defined(HEADWISE_BUILD_X86)
+    {Isa::avx512bf16, &avx512bf16::kernels},
     {Isa::avx512, &avx512::kernels},
     {Isa::avx2, &avx2::kernels},
 #endif

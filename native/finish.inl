@@ -1,15 +1,15 @@
 // The end of a row: its weighted sums become the output, its state the logsumexp.
 
-// sums: value_dim numbers, padded to whole vectors.
+// sums: value_dim numbers, padded to whole vectors, weighed by weights whose sum is `weighed`.
 template <class T, class Stored = InPlace<T>>
 void finish_row(const Forward& job, std::int64_t b, std::int64_t head, std::int64_t i,
                 const RowMask& mask, const RowState<Arithmetic<T>>& state,
-                const Arithmetic<T>* sums, const Stored& stored) {
+                Arithmetic<T> weighed, const Arithmetic<T>* sums, const Stored& stored) {
     using A = Arithmetic<T>;
     const Call& call = job.call;
     T* out = static_cast<T*>(job.output.data) + b * job.output.batch + head * job.output.head +
              i * job.output.row;
-    double m = state.m, l = state.l, lse = -INFINITY;
+    double m = state.m, l = state.l, norm = weighed, lse = -INFINITY;
     bool fine = mask.empty();
     if (fine) {
         for (std::int64_t d = 0; d < call.value_dim; ++d) out[d] = narrow<T>(0);
@@ -22,10 +22,11 @@ void finish_row(const Forward& job, std::int64_t b, std::int64_t head, std::int6
             const double top = sink > m ? sink : m;
             less = std::exp2(m - top);
             l = l * less + std::exp2(sink - top);
+            norm = norm * less + std::exp2(sink - top);
             m = top;
         }
         lse = m * 0.6931471805599453 + std::log(l);
-        const A share = static_cast<A>(less / l);
+        const A share = static_cast<A>(less / norm);
         VecOf<A> bad{};
         for (std::int64_t d = 0; d < call.value_dim; d += W<A>) {
             const VecOf<A> x = load(sums + d) * share;

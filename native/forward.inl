@@ -7,18 +7,19 @@
 constexpr std::int64_t TILE_KEYS = 256;
 constexpr std::int64_t MOST_ROWS = 72;
 
-template <class T>
+template <class T, class M = Singles<Arithmetic<T>>>
 struct ForwardPass {
     using A = Arithmetic<T>;
     const Forward& job;
     const Call& call;
     Scores<A> how;
-    std::int64_t groups, rows, blocks, value_width;
+    std::int64_t groups, rows, blocks, depth, value_width;  // depth: lanes of one packed key
 
     explicit ForwardPass(const Forward& j) : job(j), call(j.call), how(scores_of<A>(j.call)) {
         groups = call.groups();
         rows = call.queries * groups;
         blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+        depth = (call.dim + M::PER - 1) / M::PER;
         value_width = round_up(call.value_dim, COLUMNS<A>);
     }
 
@@ -29,20 +30,20 @@ struct ForwardPass {
     }
     std::int64_t padded(std::int64_t keys) const { return round_up(keys, TILE_KEYS); }
     std::int64_t packed_numbers(std::int64_t keys) const {
-        return padded(keys) * (call.dim + value_width);
+        return padded(keys) * depth + padded(keys) / M::PER * value_width;
     }
 
     // Keys and values [low, high) of one key/value head; keys first, then values.
     void pack(std::int64_t b, std::int64_t kv, std::int64_t low, std::int64_t high, std::int64_t room,
               A* keys, A* values) const {
-        pack_keys(row_of<T>(call.key, b, kv, low), call.key.row, high - low, call.dim, keys);
-        pack_values(row_of<T>(call.value, b, kv, low), call.value.row, high - low, call.value_dim,
-                    room, values);
+        pack_keys<T, M>(row_of<T>(call.key, b, kv, low), call.key.row, high - low, call.dim, keys);
+        pack_values<T, M>(row_of<T>(call.value, b, kv, low), call.value.row, high - low,
+                          call.value_dim, room / M::PER, values);
     }
 
     // Working memory of one thread: queries, a tile of scores, sums, and a packed tile.
     std::int64_t block_numbers() const {
-        return MOST_ROWS * (round_up(call.dim, 16) + TILE_KEYS + value_width + 1);
+        return MOST_ROWS * (round_up(call.dim, 16) + TILE_KEYS + value_width + 2);
     }
 
     // One block of rows. `packed` holds the head's keys and values from `origin` on, in room for
@@ -59,7 +60,8 @@ struct ForwardPass {
         A* sums = scores + MOST_ROWS * TILE_KEYS;
         A* query = sums + MOST_ROWS * value_width;
         A* shrink = query + MOST_ROWS * q_row;
-        A* fresh = shrink + MOST_ROWS;
+        A* weighed = shrink + MOST_ROWS;
+        A* fresh = weighed + MOST_ROWS;
 
         RowMask mask[MOST_ROWS];
         RowState<A> state[MOST_ROWS];
@@ -71,9 +73,9 @@ struct ForwardPass {
             state[r] = {A(-INFINITY), A(0)};
             const T* from = row_of<T>(call.query, b, head, i);
             for (std::int64_t d = 0; d < call.dim; d += W<A>)
-                store(query + r * q_row + d,
-                      load_some(from + d, call.dim - d) * how.query_factor);
+                M::put(query + r * q_row, d, load_some(from + d, call.dim - d) * how.query_factor);
         }
+        __builtin_memset(weighed, 0, static_cast<std::size_t>(count) * sizeof(A));
         __builtin_memset(sums, 0, static_cast<std::size_t>(count * value_width) * sizeof(A));
         if (span.low < span.high) {
             for (std::int64_t low = origin + (span.low - origin) / TILE_KEYS * TILE_KEYS;
@@ -82,30 +84,30 @@ struct ForwardPass {
                 bool seen = false;
                 for (std::int64_t r = 0; r < count && !seen; ++r) seen = !mask[r].none(low, high);
                 if (!seen) continue;
-                const A *keys = fresh, *values = fresh + TILE_KEYS * call.dim;
-                std::int64_t panel = TILE_KEYS * COLUMNS<A>;
+                const A *keys = fresh, *values = fresh + TILE_KEYS * depth;
+                std::int64_t panel = TILE_KEYS / M::PER * COLUMNS<A>;
                 if (packed) {
-                    keys = packed + (low - origin) * call.dim;
-                    values = packed + room * call.dim + (low - origin) * COLUMNS<A>;
-                    panel = room * COLUMNS<A>;
+                    keys = packed + (low - origin) * depth;
+                    values = packed + room * depth + (low - origin) / M::PER * COLUMNS<A>;
+                    panel = room / M::PER * COLUMNS<A>;
                 } else {
-                    pack(b, kv, low, high, TILE_KEYS, fresh, fresh + TILE_KEYS * call.dim);
+                    pack(b, kv, low, high, TILE_KEYS, fresh, fresh + TILE_KEYS * depth);
                 }
                 tile(b, kv, begin, count, low, high, mask, state, query, q_row, keys, values, panel,
-                     scores, shrink, sums);
+                     scores, shrink, weighed, sums);
             }
         }
-        finish(b, kv, begin, count, mask, state, sums);
+        finish(b, kv, begin, count, mask, state, weighed, sums);
     }
 
     void tile(std::int64_t b, std::int64_t kv, std::int64_t begin, std::int64_t count,
               std::int64_t low, std::int64_t high, const RowMask* mask, RowState<A>* state,
               const A* query, std::int64_t q_row, const A* keys, const A* values, std::int64_t panel,
-              A* scores, A* shrink, A* sums) const {
+              A* scores, A* shrink, A* weighed, A* sums) const {
         const std::int64_t width = round_up(high - low, PANEL<A>);
         for (std::int64_t j = 0; j < width; j += PANEL<A>)
-            score_rows<KEY_ROWS>(count, query, q_row, keys + j * call.dim, call.dim, scores + j,
-                                 TILE_KEYS);
+            score_rows<KEY_ROWS, A, M>(count, query, q_row, keys + j * depth, depth, scores + j,
+                                       TILE_KEYS);
         for (std::int64_t r = 0; r < count; ++r) {
             A* s = scores + r * TILE_KEYS;
             if (mask[r].none(low, high)) {
@@ -122,21 +124,28 @@ struct ForwardPass {
                 adjust_scores(s, high - low, how, from, bias.key);
             }
             if (!mask[r].all(low, low + width)) hide_scores(s, width, low, mask[r]);
-            shrink[r] = weigh_row(s, width, how.slope, state[r]);
+            if constexpr (M::PER == 1) {
+                shrink[r] = weigh_row(s, width, how.slope, state[r]);
+                weighed[r] = state[r].l;
+            } else {
+                shrink[r] = weigh_pairs(s, width, how.slope, state[r], weighed[r]);
+            }
             if (call.dropout > 0)
                 drop(s, high - low, draw_of(call, b, head, i), low,
                      static_cast<A>(1.0 / (1.0 - call.dropout)));
         }
-        weigh_values<A>(count, call.value_dim,
-                        {scores, TILE_KEYS, 1, values, COLUMNS<A>, panel, high - low, shrink}, sums,
-                        value_width);
+        weigh_values<A, M>(count, call.value_dim,
+                           {scores, TILE_KEYS, 1, values, COLUMNS<A>, panel,
+                            (high - low + M::PER - 1) / M::PER, shrink},
+                           sums, value_width);
     }
 
     void finish(std::int64_t b, std::int64_t kv, std::int64_t begin, std::int64_t count,
-                const RowMask* mask, const RowState<A>* state, const A* sums) const {
+                const RowMask* mask, const RowState<A>* state, const A* weighed,
+                const A* sums) const {
         for (std::int64_t r = 0; r < count; ++r)
             finish_row<T>(job, b, kv * groups + (begin + r) % groups, (begin + r) / groups, mask[r],
-                          state[r], sums + r * value_width, InPlace<T>{call});
+                          state[r], weighed[r], sums + r * value_width, InPlace<T>{call});
     }
 
     void run() const {
@@ -158,7 +167,7 @@ struct ForwardPass {
                 const Scratch scratch(packed_numbers(span.high - span.low) *
                                       static_cast<std::int64_t>(sizeof(A)));
                 A* packed = scratch.as<A>();
-                pack(b, kv, span.low, span.high, room, packed, packed + room * call.dim);
+                pack(b, kv, span.low, span.high, room, packed, packed + room * depth);
                 for (std::int64_t k = blocks - 1; k >= 0; --k)
                     block(b, kv, k, span.low, packed, room);
             };
@@ -194,8 +203,8 @@ struct ForwardPass {
             const std::int64_t room = padded(spans[n].high - spans[n].low);
             A* keys = packed + begin[n];
             pack(n / call.kv_heads, n % call.kv_heads, low, high, room,
-                 keys + t * TILE_KEYS * call.dim,
-                 keys + room * call.dim + t * TILE_KEYS * COLUMNS<A>);
+                 keys + t * TILE_KEYS * depth,
+                 keys + room * depth + t * (TILE_KEYS / M::PER) * COLUMNS<A>);
         };
         parallel_for(call.threads, heads * most_tiles, fill_tile);
         auto one = [&](std::int64_t item) {
@@ -210,7 +219,13 @@ struct ForwardPass {
 void forward(const Forward& job) {
     switch (job.call.dtype) {
         case Dtype::f32: ForwardPass<float>(job).run(); break;
-        case Dtype::bf16: ForwardPass<Bf16>(job).run(); break;
+        case Dtype::bf16:
+#if defined(HEADWISE_PAIRS)
+            // Dropout's factor 1/(1 − p) would be rounded together with the weight.
+            if (!(job.call.dropout > 0)) return ForwardPass<Bf16, Pairs>(job).run();
+#endif
+            ForwardPass<Bf16>(job).run();
+            break;
         case Dtype::f16: ForwardPass<F16>(job).run(); break;
         case Dtype::f64: ForwardPass<double>(job).run(); break;
     }

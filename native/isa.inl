@@ -30,6 +30,9 @@ namespace {
 #include "rows.inl"
 #include "slow.inl"
 #include "softmax.inl"
+#if defined(HEADWISE_PAIRS)
+#include "pairs.inl"
+#endif
 #include "tile.inl"
 
 #include "finish.inl"

@@ -85,10 +85,9 @@ struct RowState {
     A m, l;
 };
 
-// n raw scores (a whole number of vectors) become weights 2^(t − m). Returns the factor for what was
-// summed before.
+// The largest of n scores (a whole number of vectors).
 template <class A>
-HW_INLINE A weigh_row(A* s, std::int64_t n, A slope, RowState<A>& state) {
+HW_INLINE A highest(const A* s, std::int64_t n) {
     constexpr int w = W<A>;
     VecOf<A> high[2] = {fill(A(-INFINITY)), fill(A(-INFINITY))};
     std::int64_t j = 0;
@@ -97,14 +96,22 @@ HW_INLINE A weigh_row(A* s, std::int64_t n, A slope, RowState<A>& state) {
         high[1] = maximum(load(s + j + w), high[1]);
     }
     if (j < n) high[0] = maximum(load(s + j), high[0]);
-    const A top = largest<A>(maximum(high[0], high[1])) * slope;
+    return largest<A>(maximum(high[0], high[1]));
+}
+
+// n raw scores (a whole number of vectors) become weights 2^(t − m). Returns the factor for what was
+// summed before.
+template <class A>
+HW_INLINE A weigh_row(A* s, std::int64_t n, A slope, RowState<A>& state) {
+    constexpr int w = W<A>;
+    const A top = highest(s, n) * slope;
     A m = state.m;
     if (top > m) m = std::ceil(top);
     // A row that has seen nothing: weights 2^(−∞ − 0) = 0.
     const A shift = m == A(-INFINITY) ? A(0) : m;
     const VecOf<A> less = fill(-shift), times = fill(slope);
     VecOf<A> total[2] = {};
-    j = 0;
+    std::int64_t j = 0;
     for (; j + 2 * w <= n; j += 2 * w) {
         const VecOf<A> a = exp2(fma(load(s + j), times, less));
         const VecOf<A> b = exp2(fma(load(s + j + w), times, less));

@@ -52,6 +52,24 @@ HW_INLINE F64 fma(F64 a, F64 b, F64 c) { return a * b + c; }
 HW_INLINE F32 maximum(F32 a, F32 b) { return a > b ? a : b; }
 HW_INLINE F64 maximum(F64 a, F64 b) { return a > b ? a : b; }
 
+#if defined(HEADWISE_PAIRS)
+// As AVX512-BF16 has it: the upper product first. Products of bfloat16 numbers are exact.
+HW_INLINE F32 dot_pairs(I32 a, I32 b, F32 c) {
+    c += (F32)(a & ~0xFFFF) * (F32)(b & ~0xFFFF);
+    return c + (F32)(a << 16) * (F32)(b << 16);
+}
+HW_INLINE I32 narrow_pairs(F32 a, F32 b) {
+    std::uint16_t bits[BYTES / 2];
+    for (int i = 0; i < BYTES / 4; ++i) {
+        bits[i] = narrow<Bf16>(a[i]).bits;
+        bits[BYTES / 4 + i] = narrow<Bf16>(b[i]).bits;
+    }
+    I32 v;
+    __builtin_memcpy(&v, bits, BYTES);
+    return v;
+}
+#endif
+
 HW_INLINE F32 load_byte(const Int8* p) {
     typedef std::int8_t Bytes __attribute__((vector_size(HEADWISE_BYTES / 4)));
     Bytes b;

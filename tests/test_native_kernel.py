@@ -155,6 +155,28 @@ def test_gradients_are_those_of_the_definition(
             close(got / 8, want / 8, dtype, f"{name}: gradient {number}")
 
 
+@pytest.mark.parametrize(
+    "shape", [(1, 3, 3, 128, 128, 64, 64), (2, 4, 4, 300, 517, 80, 80)], ids=str
+)
+def test_bfloat16_errs_no_more_than_torch(isa: str, shape: tuple[int, ...]) -> None:
+    """Where weights are rounded to bfloat16 between the two products, as torch's are."""
+    leaves = inputs(shape, torch.bfloat16)
+    want = attention(*(leaf.double() for leaf in leaves), backend="reference")
+    torchs = torch.nn.functional.scaled_dot_product_attention(*leaves)
+    mine = attention(*leaves, backend="native")
+    off = [float((out.double() - want).square().mean().sqrt()) for out in (mine, torchs)]
+    assert off[0] <= 1.02 * off[1], off
+
+
+def test_a_row_that_sees_one_value_gives_it_exactly(isa: str) -> None:
+    query, key, value = inputs((2, 4, 2, 67, 67, 24, 24), torch.bfloat16)
+    out = attention(query, key, value, window(1), backend="native")
+    assert torch.equal(out, value.repeat_interleave(2, 1))
+    same = value[:, :, :1].expand_as(value)
+    out = attention(query, key, same, causal(), backend="native")
+    assert torch.equal(out, same.repeat_interleave(2, 1))
+
+
 @pytest.mark.parametrize("heads", [(1, 1), (12, 12), (4, 2)], ids=str)
 def test_bits_do_not_depend_on_threads_nor_on_the_run(
     isa: str, threads: None, heads: tuple[int, int]
