@@ -1,19 +1,20 @@
-"""Tasks with a planted truth, for the tests of the study, and a worker that other processes run.
-
-python tests/studying.py STORAGE NAME SECONDS_PER_STEP
-"""
+"""Tasks with a planted truth, for the tests of the study, and a worker that other processes run."""
 
 from __future__ import annotations
 
-import sys
+import multiprocessing
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+import headwise.study.trials as trials
 from headwise import MultiHeadAttention
 from headwise.study import Plan, run
 from headwise.tasks import Budget, Design, RunInput, RunOutput, Score, Task
@@ -55,9 +56,9 @@ class Planted(Task):
 
     def _draw(self, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         draw = np.random.default_rng(seed)
-        keys = np.stack([draw.permutation(KEYS)[:SLOTS] for _ in range(count)])
+        keys = draw.random((count, KEYS)).argsort(1)[:, :SLOTS]
         values = draw.integers(VALUES, size=(count, SLOTS))
-        places = np.stack([draw.permutation(SLOTS)[: self.asked] for _ in range(count)])
+        places = draw.random((count, SLOTS)).argsort(1)[:, : self.asked]
         asked = np.take_along_axis(keys, places, 1)
         wanted = np.take_along_axis(values, places, 1)
         keys_, values_, asked_, wanted_ = map(torch.from_numpy, (keys, values, asked, wanted))
@@ -67,7 +68,7 @@ class Planted(Task):
         return Design(embed_dim=32, num_heads=2, head_dim=12, layers=1, dropout=0.0)
 
     def budget(self, name: str = "quick") -> Budget:
-        return Budget(350, 64, 1e-2, 20, 350, 10)
+        return Budget(150, 64, 2e-2, 20, 150, 10)
 
     def build(self, design: Design, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -113,6 +114,25 @@ class Single(Planted):
     asked = 1
 
 
+class Generating(Planted):
+    """It generates: a step on a cache takes four times as long with two heads as with one."""
+
+    generates = True
+
+    def decode_step(self, model: nn.Module) -> Callable[[], Any]:
+        assert not model.training and torch.is_inference_mode_enabled()
+        self.begun = getattr(self, "begun", 0) + 1
+        heads = model.attention.num_heads
+        model.steps = 0
+
+        def step() -> None:
+            assert not model.training and torch.is_inference_mode_enabled()
+            model.steps += 1
+            time.sleep(0.005 * heads**2)
+
+        return step
+
+
 def planted(kind: type[Planted] = Planted, pause: float = 0.0) -> Planted:
     task = kind()
     task.pause = pause
@@ -129,8 +149,55 @@ def plan_of(task: Task, heads: tuple[int, ...] = (1, 2), seeds: int = 3, steps: 
     return Plan("planted", designs, tuple(range(seeds)), budget)
 
 
-if __name__ == "__main__":
+# --- workers in processes of their own ------------------------------------------------------------
+
+
+@contextmanager
+def noted(log: Path, what: str) -> Iterator[None]:
+    """Lines "begin what pid" and "end what pid"."""
+
+    def note(word: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{word} {what} {os.getpid()}\n")
+
+    note("begin")
+    yield
+    note("end")
+
+
+def work(storage: str, log: Path, pause: float, measuring: float) -> None:
+    """Take part in a study until it is done. `pause`: seconds of a training's step; `measuring`:
+    of measuring speed. What it did stands in `log`."""
     torch.set_num_threads(1)
-    task = planted(pause=float(sys.argv[2]))
-    found = run(plan_of(task, steps=20), sys.argv[1], task=task, heartbeat=1, grace=3)
-    print(len(found.outcomes))
+    train, measure = trials.train, trials.measure
+
+    def training(*given: Any, **more: Any) -> Any:
+        with noted(log, "train"):
+            return train(*given, **more)
+
+    def speeds(*given: Any) -> Any:
+        with noted(log, "speed"):
+            time.sleep(measuring)
+            return measure(*given)
+
+    def chance() -> Score:
+        with noted(log, "baseline"):
+            time.sleep(0.3)
+            return Score(1 / VALUES, np.full(300, 1 / VALUES))
+
+    trials.train, trials.measure = training, speeds
+    task = planted(pause=pause)
+    task.baselines = lambda: {"chance": chance}  # type: ignore[method-assign]
+    with noted(log, "worker"):
+        run(plan_of(task, steps=20), storage, task=task, heartbeat=1, grace=3)
+
+
+_server = multiprocessing.get_context("forkserver")  # torch and the rest are imported once
+_server.set_forkserver_preload(["studying"])
+
+
+def worker(storage: str, log: Path, pause: float = 0.0, measuring: float = 0.0) -> Any:
+    """A process that works, begun; `.kill()` is SIGKILL."""
+    process = _server.Process(target=work, args=(storage, log, pause, measuring), daemon=True)
+    process.start()
+    return process

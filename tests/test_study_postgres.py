@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from test_study import states, wait_for, worker
+from studying import worker
+from test_study import EVERY, alone, ended, states, wait_for
 
 FOLDERS = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 
@@ -24,25 +26,37 @@ def program(name: str) -> str | None:
     )
 
 
-@pytest.fixture
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server of its own, stopped and removed afterwards."""
+def lacking(what: str) -> NoReturn:
+    """A failure where HEADWISE_REQUIRE_POSTGRES is set, a skipped test elsewhere."""
+    if os.environ.get("HEADWISE_REQUIRE_POSTGRES"):
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+def programs() -> tuple[str, str, list[str]]:
+    """initdb, pg_ctl, and the words before them: the server refuses to run as root."""
     initdb, control = program("initdb"), program("pg_ctl")
     if initdb is None or control is None:
-        if os.environ.get("HEADWISE_REQUIRE_POSTGRES"):
-            pytest.fail("PostgreSQL is missing (Debian: apt install postgresql)")
-        pytest.skip("PostgreSQL is missing (Debian: apt install postgresql)")
-    pytest.importorskip("psycopg")
+        lacking("PostgreSQL is missing (Debian: apt install postgresql)")
+    if importlib.util.find_spec("psycopg") is None:
+        lacking("psycopg is missing (pip install 'headwise[study]')")
+    if os.getuid() != 0:
+        return initdb, control, []
+    try:
+        pwd.getpwnam("postgres")
+    except KeyError:
+        lacking("run as root, and there is no user postgres to run the server as")
+    return initdb, control, ["runuser", "-u", "postgres", "--"]
+
+
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    """The URL of a server of its own, stopped and removed afterwards."""
+    initdb, control, before = programs()
     home = Path("/tmp") / f"headwise-postgres-{os.getpid()}"
     home.mkdir(mode=0o755)
-    before: list[str] = []
-    if os.getuid() == 0:  # the server refuses to run as root
-        try:
-            pwd.getpwnam("postgres")
-        except KeyError:
-            pytest.skip("run as root, and there is no user postgres to run the server as")
+    if before:
         shutil.chown(home, "postgres", "postgres")
-        before = ["runuser", "-u", "postgres", "--"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,20 +80,49 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_two_workers_share_the_work_and_one_is_killed(postgres: str) -> None:
-    first = worker(postgres, 0.1)
-    wait_for(postgres, 0, 120)
-    second = worker(postgres, 0.05)
-    wait_for(postgres, 1, 120)
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
-    out, err = second.communicate(timeout=200)
-    assert second.returncode == 0, err
-    assert out.strip() == "6"
+def test_workers_share_the_work_and_two_are_killed(postgres: str, tmp_path: Path) -> None:
+    """One in a training, and one while it measures speed; then two are left, and one measures."""
+    log = tmp_path / "log"
+    first = worker(postgres, tmp_path / "first", pause=0.1)
+    wait_for(postgres, 0)
+    second = worker(postgres, tmp_path / "second", pause=0.02, measuring=60)
+    wait_for(postgres, 1)
+    first.kill()
+    first.join()
+    wait_for(postgres, 6, "speed")
+    second.kill()
+    second.join()
+    third, fourth = (worker(postgres, log, measuring=0.5) for _ in range(2))
+    for process in (third, fourth):
+        process.join(120)
+        assert process.exitcode == 0
+    assert sorted(ended(postgres)) == EVERY
     found = states(postgres)
-    done = sorted(key for state, key in found if state == "COMPLETE" and key is not None)
-    assert done == [(design, seed) for design in range(2) for seed in range(3)]
-    # The killed worker's trial was failed, put back and run by the other one.
+    # What the killed ones held was failed, put back and run by others.
     failed = [key for state, key in found if state == "FAIL"]
-    assert len(failed) == 1 and failed[0] in done
+    assert len(failed) == 2 and failed[0] in EVERY and failed[1] == "speed"
     assert {state for state, _ in found} <= {"COMPLETE", "FAIL", "PRUNED"}
+    assert (tmp_path / "second").read_text().splitlines()[-1].startswith("begin speed")
+    alone(log)
+
+
+@pytest.mark.parametrize(
+    ("gone", "says"),
+    [
+        ("server", "PostgreSQL is missing"),
+        ("psycopg", "psycopg is missing"),
+        ("user", "there is no user postgres"),
+    ],
+)
+def test_a_server_that_is_required_is_not_skipped(gone: str, says: str, monkeypatch) -> None:
+    monkeypatch.setitem(globals(), "program", lambda name: None if gone == "server" else name)
+    find = None if gone == "psycopg" else "found"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: find)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: {}[name])
+    monkeypatch.setenv("HEADWISE_REQUIRE_POSTGRES", "1")
+    with pytest.raises(pytest.fail.Exception, match=says):
+        programs()
+    monkeypatch.delenv("HEADWISE_REQUIRE_POSTGRES")
+    with pytest.raises(pytest.skip.Exception, match=says):
+        programs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from headwise.errors import BadInput
 
 if TYPE_CHECKING:
     from headwise.study import Judgement, Results
+    from headwise.study.judgement import Difference
 
 
 @app.command()
@@ -68,9 +70,8 @@ def study(
     judged = judge(results)
     if judged is None:
         raise BadInput(
-            f"study: {results.left} of {len(results.plan.designs) * len(results.plan.seeds)} "
-            "trainings are still to be done, and some design has none; the same headwise study "
-            "command goes on with them"
+            f"study: {_left(results)}, and the designs have no seed in common yet; the same "
+            "headwise study command goes on"
         )
     _print(console, results, judged)
     every = to_records(results, judged)
@@ -91,8 +92,6 @@ def _run(
     steps: int | None, storage: str, data: Path | None, baselines: bool,
 ) -> Results:  # fmt: skip
     from headwise.study import Plan, designs_for, run
-    from headwise.study.speed import measure
-    from headwise.study.trials import keep
     from headwise.tasks import load_task
 
     if data is not None and not data.exists():
@@ -125,15 +124,7 @@ def _run(
         designs = designs_for(chosen, counts, kv_heads=shared, head_dim=head_dim, match=match)
         whole = Plan(name, designs, tuple(range(seeds)), plan,
                      None if data is None else str(data.resolve()), match)  # fmt: skip
-        results = run(whole, storage, task=chosen, say=say)
-        if len(results.speed) < len(designs):
-            results.speed = measure(chosen, whole, say)
-        if baselines and not results.baselines:
-            for label, fit in chosen.baselines().items():
-                work.update(0, None, f"{name}: {label}")
-                results.baselines[label] = fit().value
-        keep(storage, results)
-    return results
+        return run(whole, storage, task=chosen, say=say, baselines=baselines)
 
 
 def _print(console: Any, results: Results, judged: Judgement) -> None:
@@ -143,37 +134,78 @@ def _print(console: Any, results: Results, judged: Judgement) -> None:
     arrow = "↑" if results.better == "higher" else "↓"
     plan = results.plan
     console.print(
-        f"{results.title} {len(plan.designs)} designs × {len(plan.seeds)} seeds, matched by "
-        f"{plan.match}", highlight=False, markup=False,
+        f"{results.title} {len(plan.designs)} designs × {len(plan.seeds)} "
+        f"seed{'' if len(plan.seeds) == 1 else 's'}, matched by {plan.match}",
+        highlight=False, markup=False,
     )  # fmt: skip
     table = Table(box=SIMPLE_HEAD)
-    table.add_column("design")
-    for name in (f"{results.metric} {arrow}", "± seeds", "less the best, 95 %", "ms", "KV B",
-                 "params"):  # fmt: skip
-        table.add_column(name, justify="right")
+    for name in ("design", f"{results.metric} {arrow}", "± seeds", "against the best, 95 %"):
+        table.add_column(name, justify="left" if name == "design" else "right")
     for row in judged.rows:
-        design, apart = plan.designs[row.design], row.difference
-        speed = results.speed.get(row.design, {})
-        latency = speed.get("latency")
+        apart = row.difference
         table.add_row(
-            design.label + (" ◀" if row.design == judged.smallest else ""),
+            plan.designs[row.design].label + (" ◀" if row.design == judged.smallest else ""),
             f"{row.mean:.4g}",
             "" if row.spread != row.spread else f"{row.spread:.2g}",
-            "best" if apart is None else f"{apart.mean:+.2g} ({apart.low:+.2g}, {apart.high:+.2g})",
-            "" if latency is None else f"{1e3 * latency:.3g}",
-            f"{design.kv_bytes_per_token(4):,}",
-            f"{results.parameters[row.design]:,}" if results.parameters else "",
+            _against(apart),
         )
     for name, value in results.baselines.items():
-        table.add_row(name, f"{value:.4g}", "", "", "", "", "")
+        table.add_row(name, f"{value:.4g}", "", "")
     console.print(table)
+    console.print(_costs(results))
     console.print(judged.answer, highlight=False, markup=False)
     for line in judged.cautions:
         console.print(f"caution: {line}", highlight=False, markup=False)
     for line in judged.limits:
         console.print(f"cannot tell: {line}", highlight=False, markup=False)
     if results.left:
-        console.print(f"{results.left} trainings are still to be done", highlight=False)
+        console.print(_left(results), highlight=False)
+
+
+def _costs(results: Results) -> Any:
+    """Speed and size of each design; one step of generation where the task generates."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    plan = results.plan
+    speeds = [results.speed.get(number, {}) for number in range(len(plan.designs))]
+    generates = any(speed.get("decode") is not None for speed in speeds)
+    table = Table(box=SIMPLE_HEAD)
+    names = ["design", "training, batches/s", "latency, ms", "KV B/token", "parameters"]
+    if generates:
+        names.insert(3, "next token, ms")
+    for name in names:
+        table.add_column(name, justify="left" if name == "design" else "right")
+    for number, (design, speed) in enumerate(zip(plan.designs, speeds, strict=True)):
+        cells = [
+            design.label,
+            _number(speed.get("train")),
+            _number(speed.get("latency"), 1e3),
+            f"{design.kv_bytes_per_token(4):,}",
+            f"{results.parameters[number]:,}" if results.parameters else "",
+        ]
+        if generates:
+            cells.insert(3, _number(speed.get("decode"), 1e3))
+        table.add_row(*cells)
+    return table
+
+
+def _against(apart: Difference | None) -> str:
+    if apart is None:
+        return "best"
+    if apart.low == -math.inf:
+        return f"{apart.mean:+.2g}"
+    return f"{apart.mean:+.2g} ({apart.low:+.2g}, {apart.high:+.2g})"
+
+
+def _number(value: float | None, unit: float = 1.0) -> str:
+    return "" if value is None else f"{unit * value:.3g}"
+
+
+def _left(results: Results) -> str:
+    """How many trainings are missing, in words."""
+    whole = len(results.plan.designs) * len(results.plan.seeds)
+    return f"{results.left} of {whole} trainings {'is' if results.left == 1 else 'are'} still to do"
 
 
 def _numbers(option: str, text: str) -> list[int]:

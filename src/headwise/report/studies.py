@@ -8,7 +8,7 @@ from typing import Any
 from headwise.record import Record
 
 NUMBERS = ("mean", "kv_bytes")
-MAYBE = ("spread", "difference", "low", "high", "parameters", "latency", "decode")
+MAYBE = ("spread", "difference", "low", "high", "parameters", "latency", "decode", "train")
 
 
 def design(record: Record) -> dict[str, Any]:

@@ -34,6 +34,7 @@ def records(results: Results, judged: Judgement) -> list[Record]:
                     "latency": speed.get("latency"),
                     "decode": speed.get("decode"),
                     "train": speed.get("train"),
+                    "unsteady": speed.get("unsteady"),
                     "best": row.design == judged.best,
                     "chosen": row.design == judged.smallest,
                 },

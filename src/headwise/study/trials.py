@@ -1,35 +1,45 @@
-"""The trainings of a study, in Optuna's storage: shared by workers, resumed, none run twice.
+"""A study's work: its trainings, shared by workers, resumed, none run twice; then speed, measured
+by one worker while all others wait; then the simpler models.
 
-Every (design, seed) is put into the storage once, before anything runs; a worker takes one that
-waits, which the storage gives to one worker only. A running trial keeps a heartbeat; one whose
-heart has stopped (its worker was killed) is failed and put back to wait.
+Speed is put into the storage when no training waits or runs, so a worker that holds it has the
+study's machines to itself. It is a trial like any other, with a heartbeat: where its worker is
+killed, the next one measures.
 """
 
 from __future__ import annotations
 
 import base64
-import inspect
 import json
+import math
 import time
-import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from headwise._extras import require
 from headwise.errors import BadFile, BadInput
 from headwise.study import heads
 from headwise.study.plan import Plan, parameters
+from headwise.study.speed import measure
+from headwise.study.storage import (
+    DEFAULT,
+    GRACE,
+    HEARTBEAT,
+    PLAN,
+    enqueue,
+    errors,
+    key_of,
+    latest,
+    open_study,
+    optuna,
+    taken,
+    trainings,
+)
 from headwise.tasks import Task, load_task
 from headwise.tasks.training import train
 
-DEFAULT = "sqlite:///headwise-study.db"
-HEARTBEAT, GRACE = 5, 20  # seconds
-PLAN, READY = "headwise_plan", "headwise_ready"
 Say = Callable[[int, int, str], None]
 
 
@@ -49,7 +59,8 @@ class Outcome:
 
 @dataclass(eq=False)
 class Results:
-    """A plan, what is known of it, and what was measured apart: `speed` by design, baselines."""
+    """A plan, what is known of it, and what was measured apart: `speed` by design, baselines.
+    `tokens`: of the task's example; None where it is not known."""
 
     plan: Plan
     outcomes: list[Outcome]
@@ -57,6 +68,7 @@ class Results:
     better: str = "higher"
     title: str = ""
     parameters: tuple[int, ...] = ()
+    tokens: int | None = None
     speed: dict[int, dict[str, float | None]] = field(default_factory=dict)
     baselines: dict[str, float] = field(default_factory=dict)
 
@@ -75,64 +87,50 @@ def run(
     *,
     task: Task | None = None,
     say: Say = lambda done, total, line: None,
+    speed: bool = True,
+    baselines: bool = True,
     heartbeat: int = HEARTBEAT,
     grace: int = GRACE,
 ) -> Results:
-    """Take trials that wait until none is left, then give what all workers found.
+    """Take work that waits until none is left, then give what all workers found.
 
     Args:
         task: prepared; loaded by its name when None.
+        speed, baselines: also measure speed, also score the simpler models, after all trainings.
         heartbeat, grace: seconds between a running trial's signs of life, and how long without one
             it counts as dead.
 
     Raises:
-        BadInput: the storage cannot be reached.
+        BadInput: the storage cannot be reached, or a training diverged.
     """
-    task = _prepared(plan, task)
-    study = _open(storage, plan.name, heartbeat, grace, create=True)
-    _put(study, plan)
-    optuna = _optuna()
-    total = len(plan.designs) * len(plan.seeds)
-
-    def objective(trial: Any) -> float:
-        key = _key(trial)
-        if key is None:  # another worker took the last one that waited
-            raise optuna.TrialPruned("nothing was left to take")
-        if _other(study, trial.number, key):
-            raise optuna.TrialPruned("another trial has this design and seed")
-        design, seed = key
-        trial.suggest_int("design", 0, len(plan.designs) - 1)
-        trial.suggest_int("seed", min(plan.seeds), max(plan.seeds))
-        label = f"{plan.designs[design].label}, seed {seed}"
-        done = len(_complete(study))
-
-        def progress(step: int, steps: int, line: str) -> None:
-            say(done, total, f"{label}: step {step} of {steps}")
-
-        progress(0, plan.budget.steps, "")
-        trained = train(task, plan.designs[design], plan.budget, seed, progress=progress)
-        score = task.evaluate(trained.model, "test")
-        trial.set_user_attr("per_example", _pack(score.per_example))
-        trial.set_user_attr("steps", trained.steps)
-        trial.set_user_attr("seconds", trained.seconds)
-        trial.set_user_attr("alike", heads.alike(trained.model, task.example()["inputs"]))
-        return score.value
-
-    states = optuna.trial.TrialState
-    with _storage_errors(storage):
+    if task is None:
+        task = load_task(plan.task, plan.path)
+        task.prepare()
+    study = open_study(storage, plan.name, heartbeat, grace)
+    states = optuna().trial.TrialState
+    closing = [name for name, wanted in (("speed", speed), ("baselines", baselines)) if wanted]
+    worker = _Worker(study, plan, task, say)
+    with errors(storage):
+        study.set_user_attr(PLAN, json.dumps(plan.to_dict()))
+        put_trainings(study, plan)
         while True:
             # What a killed worker left is failed here, and waits again.
-            optuna.storages.fail_stale_trials(study)
+            optuna().storages.fail_stale_trials(study)
             trials = study.get_trials(deepcopy=False)
+            under_way = [key_of(t) for t in trials if t.state == states.RUNNING]
             if any(t.state == states.WAITING for t in trials):
-                study.optimize(objective, n_trials=1)
-            elif any(t.state == states.RUNNING for t in trials):
-                say(len(_complete(study)), total, "waiting for another worker")
-                time.sleep(min(1.0, heartbeat))
-            else:
+                study.optimize(worker, n_trials=1)
+            elif under_way:
+                worker.tell("waiting for another worker")
+                # Seldom while speed is measured, maybe on this machine.
+                time.sleep(heartbeat if "speed" in under_way else min(1.0, heartbeat))
+            elif not put_trainings(study, plan) and not _put_closing(study, closing):
                 break
-    say(total, total, "trained")
-    return _read(study, plan, task)
+        worker.tell("all is done")
+        # What a prepared task alone can tell, for `collect`.
+        study.set_user_attr("parameters", [parameters(task, d) for d in plan.designs])
+        study.set_user_attr("tokens", len(task.example()["tokens"]))
+        return _read(study, plan, task)
 
 
 def collect(storage: str, name: str | None = None) -> Results:
@@ -141,162 +139,111 @@ def collect(storage: str, name: str | None = None) -> Results:
     Raises:
         BadInput: no such storage, or no study in it.
     """
-    optuna = _optuna()
-    with _storage_errors(storage):
-        if storage.startswith("sqlite:///"):
-            from pathlib import Path
+    study = latest(storage, name)
+    with errors(storage):
+        plan = Plan.from_dict(json.loads(study.user_attrs[PLAN]))
+        return _read(study, plan, load_task(plan.task, plan.path))
 
-            file = Path(storage.removeprefix("sqlite:///"))
-            if not file.is_file():
-                raise BadInput(f"study: no such storage: {file}")
-        backend = optuna.storages.RDBStorage(storage)
-        found = [
-            s for s in optuna.get_all_study_summaries(backend)
-            if PLAN in s.user_attrs and name in (None, s.study_name)
-        ]  # fmt: skip
-        if not found:
+
+def put_trainings(study: Any, plan: Plan) -> bool:
+    """Every design and seed that has no trial, or only one that was interrupted; seeds first, so
+    that an early stop leaves every design one. Were there any?"""
+    states = optuna().trial.TrialState
+    alive = (states.COMPLETE, states.RUNNING, states.WAITING)
+    known = {key_of(t) for t in study.get_trials(deepcopy=False) if t.state in alive}
+    every = [(design, seed) for seed in plan.seeds for design in range(len(plan.designs))]
+    missing = [key for key in every if key not in known]
+    for key in missing:
+        enqueue(study, key)
+    return bool(missing)
+
+
+def _put_closing(study: Any, names: list[str]) -> bool:
+    """The first that is not done. Was there one?"""
+    missing = [name for name in names if name not in study.user_attrs]
+    for name in missing[:1]:
+        enqueue(study, name)
+    return bool(missing)
+
+
+class _Worker:
+    """Does the work of one trial, whichever it is."""
+
+    def __init__(self, study: Any, plan: Plan, task: Task, say: Say) -> None:
+        self.study, self.plan, self.task, self.say = study, plan, task, say
+        self.total = len(plan.designs) * len(plan.seeds)
+
+    def tell(self, line: str) -> None:
+        self.say(len(trainings(self.study)), self.total, line)
+
+    def __call__(self, trial: Any) -> float:
+        key = key_of(trial)
+        if key is None:  # another worker took the last one that waited
+            raise optuna().TrialPruned("nothing was left to take")
+        if taken(self.study, trial.number, key):
+            raise optuna().TrialPruned("another trial does this work")
+        if key == "speed":
+            speeds = measure(self.task, self.plan, self.say)
+            self.study.set_user_attr(key, {str(number): v for number, v in speeds.items()})
+        elif key == "baselines":
+            scores = {}
+            for label, fit in self.task.baselines().items():
+                self.tell(f"{self.plan.task}: {label}")
+                scores[label] = fit().value
+            self.study.set_user_attr(key, scores)
+        else:
+            assert not isinstance(key, str)
+            return self.train(trial, *key)
+        return 0.0
+
+    def train(self, trial: Any, design: int, seed: int) -> float:
+        plan, task = self.plan, self.task
+        trial.suggest_int("design", 0, len(plan.designs) - 1)
+        trial.suggest_int("seed", min(plan.seeds), max(plan.seeds))
+        label = f"{plan.designs[design].label}, seed {seed}"
+        done = len(trainings(self.study))
+
+        def progress(step: int, steps: int, line: str) -> None:
+            self.say(done, self.total, f"{label}: step {step} of {steps}")
+
+        progress(0, plan.budget.steps, "")
+        trained = train(task, plan.designs[design], plan.budget, seed, progress=progress)
+        score = task.evaluate(trained.model, "test")
+        if not math.isfinite(score.value):
             raise BadInput(
-                f"study: {storage} holds no study of headwise" + (f" named {name}" if name else "")
+                f"study: {label}: {task.metric} is {score.value}: the training diverged; leave "
+                "this design out"
             )
-        last = max(found, key=lambda s: s.datetime_start.timestamp() if s.datetime_start else 0.0)
-        study = optuna.load_study(study_name=last.study_name, storage=backend)
-    plan = Plan.from_dict(json.loads(study.user_attrs[PLAN]))
-    return _read(study, plan, None)
+        trial.set_user_attr("per_example", _pack(score.per_example))
+        trial.set_user_attr("steps", trained.steps)
+        trial.set_user_attr("seconds", trained.seconds)
+        trial.set_user_attr("alike", heads.alike(trained.model, task.example()["inputs"]))
+        return score.value
 
 
-def keep(storage: str, results: Results) -> None:
-    """Keep what was measured apart from training beside the trials."""
-    study = _open(storage, results.plan.name, HEARTBEAT, GRACE, create=False)
-    with _storage_errors(storage):
-        study.set_user_attr("speed", {str(k): v for k, v in results.speed.items()})
-        study.set_user_attr("baselines", results.baselines)
-
-
-# --- the storage ----------------------------------------------------------------------------------
-
-
-def _optuna() -> Any:
-    optuna = require("optuna", extra="study", purpose="headwise study")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
-
-
-def _prepared(plan: Plan, task: Task | None) -> Task:
-    if task is None:
-        task = load_task(plan.task, plan.path)
-        task.prepare()
-    return task
-
-
-@contextmanager
-def _storage_errors(storage: str) -> Iterator[None]:
-    optuna = require("optuna", extra="study", purpose="headwise study")
-    sqlalchemy = require("sqlalchemy", extra="study", purpose="headwise study")
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-            yield
-    except (
-        optuna.exceptions.StorageInternalError,
-        sqlalchemy.exc.SQLAlchemyError,
-        ModuleNotFoundError,
-        ImportError,
-    ) as error:
-        lines = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-        raise BadInput(f"study: the storage {_shown(storage)} cannot be used: {lines[0]}") from None
-
-
-def _shown(storage: str) -> str:
-    """Without a password."""
-    _, at, tail = storage.rpartition("@")
-    return f"…@{tail}" if at else storage
-
-
-def _open(storage: str, name: str, heartbeat: int, grace: int, *, create: bool) -> Any:
-    optuna = _optuna()
-
-    def again(study: Any, trial: Any) -> None:
-        key = _key(trial)
-        if key is not None:
-            _enqueue(study, *key)
-
-    with _storage_errors(storage):
-        kind = optuna.storages.RDBStorage
-        # optuna renamed it in 4.9, and warns of the old name.
-        new = "heartbeat_stale_trial_callback"
-        word = new if new in inspect.signature(kind).parameters else "failed_trial_callback"
-        backend = kind(storage, heartbeat_interval=heartbeat, grace_period=grace, **{word: again})
-        if create:
-            return optuna.create_study(
-                study_name=name, storage=backend, load_if_exists=True, direction="maximize",
-                sampler=optuna.samplers.RandomSampler(seed=0),
-            )  # fmt: skip
-        return optuna.load_study(study_name=name, storage=backend)
-
-
-def _put(study: Any, plan: Plan) -> None:
-    """Every design and seed, seeds first so that an early stop leaves every design one; once."""
-    with _storage_errors(""):
-        states = _optuna().trial.TrialState
-        alive = (states.COMPLETE, states.RUNNING, states.WAITING)  # not what was interrupted
-        known = {_key(t) for t in study.get_trials(deepcopy=False) if t.state in alive}
-        study.set_user_attr(PLAN, json.dumps(plan.to_dict()))
-        for seed in plan.seeds:
-            for design in range(len(plan.designs)):
-                if (design, seed) not in known:
-                    _enqueue(study, design, seed)
-
-
-def _enqueue(study: Any, design: int, seed: int) -> None:
-    both = {"design": design, "seed": seed}
-    study.enqueue_trial(both, user_attrs=both)
-
-
-def _key(trial: Any) -> tuple[int, int] | None:
-    attrs = trial.user_attrs
-    return (int(attrs["design"]), int(attrs["seed"])) if "design" in attrs else None
-
-
-def _other(study: Any, number: int, mine: tuple[int, int]) -> bool:
-    """Has another trial of this design and seed ended, or is an earlier one under way? (Two workers
-    that began at one moment may both have put them in.)"""
-    states = _optuna().trial.TrialState
-    for t in study.get_trials(deepcopy=False):
-        if t.number == number or _key(t) != mine:
-            continue
-        if t.state == states.COMPLETE or (t.state == states.RUNNING and t.number < number):
-            return True
-    return False
-
-
-def _complete(study: Any) -> list[Any]:
-    states = _optuna().trial.TrialState
-    done = [t for t in study.get_trials(deepcopy=False) if t.state == states.COMPLETE]
-    return list({_key(t): t for t in reversed(done) if _key(t) is not None}.values())
-
-
-def _read(study: Any, plan: Plan, task: Task | None) -> Results:
+def _read(study: Any, plan: Plan, task: Task) -> Results:
     outcomes = []
-    for t in _complete(study):
-        key = _key(t)
-        assert key is not None
+    for t in trainings(study):
+        key = key_of(t)
+        assert isinstance(key, tuple)
         attrs = t.user_attrs
         outcomes.append(
             Outcome(key[0], key[1], float(t.value), _unpack(attrs["per_example"]),
                     int(attrs["steps"]), float(attrs["seconds"]), attrs["alike"])
         )  # fmt: skip
     outcomes.sort(key=lambda o: (o.design, o.seed))
-    about = task if task is not None else load_task(plan.task, plan.path)
-    found = Results(plan, outcomes, about.metric, about.better, about.title)
     attrs = study.user_attrs
-    if task is not None:
-        found.parameters = tuple(parameters(task, d) for d in plan.designs)
-        study.set_user_attr("parameters", list(found.parameters))
-    elif "parameters" in attrs:
-        found.parameters = tuple(int(n) for n in attrs["parameters"])
-    found.speed = {int(k): dict(v) for k, v in attrs.get("speed", {}).items()}
-    found.baselines = dict(attrs.get("baselines", {}))
-    return found
+    return Results(
+        plan,
+        outcomes,
+        task.metric,
+        task.better,
+        task.title,
+        tuple(int(n) for n in attrs.get("parameters", ())),
+        attrs.get("tokens"),
+        {int(number): dict(speed) for number, speed in attrs.get("speed", {}).items()},
+        dict(attrs.get("baselines", {})),
+    )
 
 
 def _pack(values: np.ndarray) -> str:

@@ -35,14 +35,15 @@ function studyBody() {
   return [h("h1", {}, "Study"), tasks.map((task) => {
     const rows = STUDIES.filter((r) => r.task === task), told = STUDY_ANSWERS.find((a) => a.task === task), plain = STUDY_BASELINES.filter((b) => b.task === task);
     const metric = rows[0].metric, late = rows.map((r) => ({ ...r, ms: typeof r.latency === "number" ? 1000 * r.latency : null }));
+    const steps = rows.some((r) => typeof r.decode === "number"), number = (v, unit = 1) => h("td", { class: "num" }, typeof v === "number" ? numberText(unit * v) : "");
     return [h("p", { class: "lead" }, task), told ? h("p", { id: "answer" }, h("b", {}, told.answer)) : null,
       h("div", { style: { display: "flex", "flex-wrap": "wrap", gap: "1rem" } }, studyChart(`${metric} over latency, ms`, late, "ms", numberText), studyChart(`${metric} over KV bytes of a token`, late, "kv_bytes", (v) => v.toLocaleString("en")), studyChart(`${metric} over parameters`, late, "parameters", (v) => v.toLocaleString("en"))),
-      h("p", { class: "muted small" }, "A dot is a mean over seeds, a line their spread. The second colour is the smallest design that is not measurably worse than the best."),
+      h("p", { class: "muted small" }, "A dot is a mean over seeds, a line their spread. Intervals hold for all pairs of designs together; below 0 is worse. The second colour is the smallest design that is not measurably worse than the best."),
       h("div", { class: "scroll panel flush", tabindex: 0, role: "region", "aria-label": `Designs of ${task}` }, h("table", { class: "data" },
-        h("thead", {}, h("tr", {}, ["Model", `${metric} ${rows[0].higher ? "↑" : "↓"}`, "± seeds", "Seeds", "Less the best (95 %)", "ms", "KV bytes", "Parameters"].map((t) => h("th", { scope: "col", style: { "overflow-wrap": "normal" } }, t)))),
+        h("thead", {}, h("tr", {}, ["Model", `${metric} ${rows[0].higher ? "↑" : "↓"}`, "± seeds", "Seeds", "Against the best (95 %)", "Training, batches/s", "Latency, ms", ...(steps ? ["Next token, ms"] : []), "KV bytes", "Parameters"].map((t) => h("th", { scope: "col", style: { "overflow-wrap": "normal" } }, t)))),
         h("tbody", {}, late.map((r) => h("tr", {}, h("th", { scope: "row", style: { "white-space": "nowrap" } }, r.design, r.chosen ? " ◀" : ""), h("td", { class: "num" }, numberText(r.mean)), h("td", { class: "num" }, r.spread === null ? "" : numberText(r.spread)), h("td", { class: "num" }, String(r.seeds)),
-          h("td", { class: "num" }, r.best ? "best" : r.difference === null ? "" : `${signed(r.difference)}${r.low === null ? "" : ` (${signed(r.low)} to ${signed(r.high)})`}`), h("td", { class: "num" }, r.ms === null ? "" : numberText(r.ms)), h("td", { class: "num" }, r.kv_bytes.toLocaleString("en")), h("td", { class: "num" }, r.parameters === null ? "" : r.parameters.toLocaleString("en")))),
-          plain.map((b) => h("tr", {}, h("th", { scope: "row", style: { "white-space": "nowrap" } }, b.model), h("td", { class: "num" }, numberText(b.mean)), [0, 1, 2, 3, 4, 5].map(() => h("td", {}))))))),
+          h("td", { class: "num" }, r.best ? "best" : r.difference === null ? "" : `${signed(r.difference)}${r.low === null ? "" : ` (${signed(r.low)} to ${signed(r.high)})`}`), number(r.train), number(r.ms), steps ? number(r.decode, 1000) : null, h("td", { class: "num" }, r.kv_bytes.toLocaleString("en")), h("td", { class: "num" }, r.parameters === null ? "" : r.parameters.toLocaleString("en")))),
+          plain.map((b) => h("tr", {}, h("th", { scope: "row", style: { "white-space": "nowrap" } }, b.model), h("td", { class: "num" }, numberText(b.mean)), Array.from({ length: steps ? 8 : 7 }, () => h("td", {}))))))),
       told && told.cautions.length ? h("ul", {}, told.cautions.map((t) => h("li", {}, `Caution: ${t}`))) : null,
       told && told.limits.length ? h("ul", {}, told.limits.map((t) => h("li", {}, `Cannot tell: ${t}`))) : null];
   })];
