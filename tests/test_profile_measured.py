@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from headwise import cli
 from headwise.errors import BadInput, HeadwiseError
@@ -18,7 +19,7 @@ from headwise.profile import cost, from_config
 from headwise.profile.measured import Measured, OutOfMemory, measure
 from headwise.profile.quality import cache_quality
 from headwise.record import read
-from tinymodels import save_bert, save_llama
+from tinymodels import save_bert, save_llama, save_t5, save_tokenizer, save_vit, save_whisper
 
 
 def test_a_saved_model_is_measured(tmp_path) -> None:
@@ -39,6 +40,45 @@ def test_an_encoder_does_not_decode(tmp_path) -> None:
     save_bert(tmp_path)
     (one,) = measure(str(tmp_path), [8], attention="sdpa")
     assert isinstance(one, Measured) and one.decode is None and one.kv_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("save", "context"),
+    [(save_t5, 8), (save_whisper, 6), (save_vit, 10)],
+    ids=["t5", "sound", "vit"],
+)
+def test_other_kinds_are_measured_too(save, context: int, tmp_path) -> None:
+    save(tmp_path)
+    (one,) = measure(str(tmp_path), [context])
+    assert isinstance(one, Measured) and one.prefill > 0 and 0 < one.attention_share < 1
+    counted = cost(from_config(load(tmp_path).model.config), context)
+    assert one.kv_bytes == counted.kv_bytes
+    assert (one.decode is None) == (save is save_vit) == (one.kv_bytes == 0)
+
+
+def test_a_picture_has_a_square_number_of_patches(tmp_path, monkeypatch, capsys) -> None:
+    save_vit(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["headwise", "profile", str(tmp_path), "--contexts", "10,12"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    printed = capsys.readouterr()
+    assert left.value.code == 2 and printed.out == ""
+    assert "no square picture has 12 tokens; those nearest have 10, 17" in printed.err
+    monkeypatch.setattr(sys, "argv", ["headwise", "profile", str(tmp_path), "--count-only"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    own = load(tmp_path).model.config
+    tokens = (own.image_size // own.patch_size) ** 2 + 1
+    assert f"\n{tokens:>7}  " in capsys.readouterr().out
+
+
+def test_the_last_positions_of_a_model_can_be_measured(tmp_path) -> None:
+    save_tokenizer(tmp_path, wrap=False)
+    config = transformers.GPT2Config(vocab_size=11, n_embd=24, n_layer=1, n_head=2, n_positions=32)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    (one,) = measure(str(tmp_path), [32])
+    assert isinstance(one, Measured) and one.decode is not None
+    assert one.kv_bytes == 2 * 24 * 32 * 4
 
 
 def test_memory_that_ends_is_an_answer(tmp_path, monkeypatch) -> None:
@@ -146,11 +186,15 @@ def test_the_shorter_model_of_two_says_what_it_left_out(tmp_path, monkeypatch, c
 
 @pytest.mark.slow
 @pytest.mark.packaged
-@pytest.mark.parametrize("name", ["smollm2", "minilm"])
-def test_counted_peaks_are_within_a_tenth_of_measured(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "context"),
+    [("smollm2", 512), ("smollm2", 1024), ("minilm", 512),
+     ("whisper-tiny", 448), ("dino", 257)],
+)  # fmt: skip
+def test_counted_peaks_are_within_a_tenth_of_measured(name: str, context: int) -> None:
     shape = from_config(load(name).model.config, name)
-    (one,) = measure(name, [512])
+    (one,) = measure(name, [context])
     assert isinstance(one, Measured)
-    counted = cost(shape, 512)
+    counted = cost(shape, context)
     assert one.kv_bytes == counted.kv_bytes
     assert one.peak == pytest.approx(counted.fused_peak, rel=0.1)

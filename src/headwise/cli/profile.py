@@ -30,8 +30,12 @@ def profile(
         typer.Argument(help="As for report, or leave it out and describe attention by options."),
     ] = None,
     contexts: Annotated[
-        str, typer.Option(help="Context lengths, parted by commas; 8k is 8,192.")
-    ] = "512,2k,8k",
+        str | None,
+        typer.Option(
+            help="Context lengths, parted by commas; 8k is 8,192. If not given, 512,2k,8k, or the "
+            "patches of a vision model's own picture."
+        ),
+    ] = None,
     embed_dim: Annotated[int | None, typer.Option(help="Features of a token.")] = None,
     num_heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,
     num_kv_heads: Annotated[int | None, typer.Option(help="Key/value heads.")] = None,
@@ -73,10 +77,11 @@ def profile(
     from headwise.profile.picture import draw
     from headwise.profile.run import profile as run
     from headwise.profile.run import share_out, to_csv
+    from headwise.profile.worker import picture_side
     from headwise.record import Record, check_writable, write, write_text
     from headwise.report import write_report
 
-    lengths = [_size("--contexts", part, 1) for part in contexts.split(",") if part.strip()]
+    given = [_size("--contexts", part, 1) for part in (contexts or "").split(",") if part.strip()]
     budget = None if memory is None else _size("--memory", memory, 1)
     wait = None if latency is None else _seconds(latency)
     caches = list(dict.fromkeys(part.strip() for part in cache.split(",")))
@@ -114,13 +119,18 @@ def profile(
                     num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
                     embed_dim=embed_dim, layers=layers, window=window,
                 )  # fmt: skip
-                subjects.append(Subject(shape, "float32", None, False))
+                subjects.append(Subject(shape, "float32"))
             else:
                 subjects.append(_read(source, kind, work.say))
         # What can be refused is refused before minutes are spent on measuring.
+        pictures = {one.picture for one in subjects if one.picture is not None}
+        lengths = given or sorted(pictures) or [512, 2048, 8192]
         mine = share_out([one.shape for one in subjects], lengths, beyond_trained)
-        for one in subjects:
+        for one, fitting in zip(subjects, mine, strict=True):
             _known(kind or one.stored)
+            if one.picture is not None and measure:
+                for tokens in fitting:
+                    picture_side(one.config, tokens)
             if "int8" in caches and measure and one.source is not None and not one.decodes:
                 raise BadInput(f"--cache int8: {one.shape.name} keeps no cache of what it read")
             if budget is not None:
@@ -180,17 +190,21 @@ def profile(
 @dataclass(frozen=True)
 class Subject:
     """What is profiled: its shape, its stored dtype, what `models.load` loads (None: it cannot be
-    measured), and whether it decodes upon a cache."""
+    measured), whether it decodes upon a cache that may be int8, the tokens of its own picture where
+    it reads pictures, its config."""
 
     shape: Shape
     stored: str
-    source: str | None
-    decodes: bool
+    source: str | None = None
+    decodes: bool = False
+    picture: int | None = None
+    config: Any = None
 
 
 def _read(source: str, dtype: str | None, say: Any) -> Subject:
     from headwise import models
     from headwise.profile import from_config
+    from headwise.profile.worker import own_picture
 
     loaded = models.load(source, dtype=dtype, say=say)
     config = getattr(loaded.model, "config", None)
@@ -199,10 +213,16 @@ def _read(source: str, dtype: str | None, say: Any) -> Subject:
             f"profile: {source} has no Hugging Face config to read its attention from; describe it "
             "by --num-heads, --head-dim, --layers"
         )
-    runs = loaded.kind in ("causal", "encoder")
     stored = str(loaded.dtype).removeprefix("torch.")
     shape = from_config(config, loaded.name)
-    return Subject(shape, stored, source if runs else None, loaded.kind == "causal")
+    return Subject(
+        shape=shape,
+        stored=stored,
+        source=None if loaded.kind == "module" else source,
+        decodes=loaded.kind == "causal",
+        picture=own_picture(config) if loaded.kind == "vision" else None,
+        config=config,
+    )
 
 
 def _quality(source: str, dtype: str, device: str, text: tuple[str, str], say: Any) -> Quality:

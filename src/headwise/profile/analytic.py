@@ -18,8 +18,8 @@ class Cost:
     the reports count alike). other_flops: 2 for each weight and token, and the logits of one token.
     decode_*: one more token after N. kv_bytes: what the caches of all layers hold after N tokens.
     decode_bytes: what one decode step must read: weights and caches. weight_bytes. fused_bytes,
-    materialised_bytes: the most activation bytes alive at once, where scores live in tiles, and
-    where each layer's whole map is made in turn.
+    materialised_bytes: the most activation bytes alive at once beside weights and caches, where
+    scores live in tiles, and where each layer's whole map is made in turn.
     """
 
     context: int
@@ -94,7 +94,10 @@ def cost(
     # Experts that a token does not visit are not read.
     met = (shape.per_token + shape.head) * size
     encoder = shape.encoder_per_token * (source if shape.source else context)
-    fused = activations(shape, context) * batch * size
+    # An encoder has done its work before a cache is filled.
+    fused = batch * max(
+        activations(shape, context) * size, encoder_activations(shape, context) * size - kv * cached
+    )
     return Cost(
         context=context,
         attention_flops=batch * prefill,
@@ -111,19 +114,43 @@ def cost(
 
 
 def activations(shape: Shape, context: int) -> int:
-    """Numbers alive at once for one sequence: the larger of a layer's attention and feedforward.
+    """Numbers alive at once for one sequence, in the stack that keeps the cache or the only one:
+    the most of a layer's attention, its feedforward, and all logits where they are computed.
 
     Both: the embeddings, which forward keeps to its end. Attention: what came in and its normalised
     copy, queries, keys and values, the rotated queries and keys beside the old ones, the output.
     Feedforward: what came in, its normalised copy, and the inner features: three times where they
-    are gated (two factors and their product), else two.
+    are gated (two factors and their product), else two. Beside an encoder: what it gave, and the
+    keys and values that one cross layer makes of it before the cache takes its copy.
     """
+    encoded = _encoded(shape, context)
+    crossing = max(
+        (one.kv_heads * (one.dim + one.value_dim) for one in shape.layers if one.cross), default=0
+    )
+    tokens = context * max(*_layer(shape), shape.width + shape.logits)
+    return encoded * shape.width + max(tokens, encoded * crossing)
+
+
+def encoder_activations(shape: Shape, context: int) -> int:
+    """Numbers alive at once for one sequence while an encoder beside a decoder runs; 0 without."""
+    return _encoded(shape, context) * max(_layer(shape))
+
+
+def _encoded(shape: Shape, context: int) -> int:
+    """Tokens of an encoder beside a decoder."""
+    if not any(one.cross for one in shape.layers):
+        return 0
+    return shape.source if shape.source is not None else context
+
+
+def _layer(shape: Shape) -> tuple[int, int]:
+    """(numbers of a token alive in attention, in the feedforward)."""
     layer = max(shape.layers, key=lambda one: one.heads * (one.dim + one.value_dim))
     query, key = layer.heads * layer.dim, layer.kv_heads * layer.dim
     value, out = layer.kv_heads * layer.value_dim, layer.heads * layer.value_dim
     attention = 3 * shape.width + 2 * query + 2 * key + value + out
     feedforward = 3 * shape.width + (3 if shape.gated else 2) * shape.inner
-    return context * max(attention, feedforward)
+    return attention, feedforward
 
 
 def reach(

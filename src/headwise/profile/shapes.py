@@ -53,7 +53,8 @@ class Shape:
     counted: logits are computed for the last token only), decoder and encoder apart. head: weights
     of the vocabulary's matrix. width, inner: features of a token, and inside the feedforward.
     positions: the context that the model was made for, or None. source: tokens of the encoder,
-    where their number is fixed.
+    where their number is fixed. logits: numbers that come out for every token of a decoder beside
+    an encoder, whose forward gives all logits; 0 where only the last token's are asked for.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Shape:
     gated: bool = True
     positions: int | None = None
     source: int | None = None
+    logits: int = 0
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
@@ -205,6 +207,7 @@ def from_model(model: Any, name: str) -> Shape:
         gated=gated,
         positions=_positions(text, config),
         source=source if isinstance(source, int) else None,
+        logits=int(getattr(text, "vocab_size", 0) or 0) if both else 0,
     )
 
 

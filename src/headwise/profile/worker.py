@@ -6,20 +6,25 @@ import contextlib
 import ctypes
 import inspect
 import json
+import math
 import os
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise import models
+from headwise.errors import BadInput
 from headwise.models.quiet import quiet
+from headwise.models.text import positions_limit
 from headwise.profile.machine import wait
 
 TIMED = "headwise_timed"
+STRETCH = "interpolate_pos_encoding"
 DECODED = 9  # the first is warm-up
 LONGEST = 25.0  # seconds of repeated prefills, at least one
 REPEATS = 3
@@ -55,28 +60,29 @@ def measure(
     The peak is taken from a run of its own, in which every large tensor is mapped and unmapped by
     itself: glibc otherwise keeps what was freed, and the peak would tell of its habits.
     """
+    # From the start: a free block that the heap has already is used before memory is mapped.
+    _map_large_tensors(torch.device(device), 1 << 18)
     with quiet():
         loaded = models.load(source, dtype=dtype, device=device, say=lambda line: None)
         model: Any = loaded.model
-        spent = _timed(model, attention, loaded.device)
-    decodes = loaded.kind == "causal"
+        spent, seen = _timed(model, attention, loaded.device)
+    decodes = loaded.kind in ("causal", "encoder-decoder", "speech")
     place, int8 = loaded.device, cache == "int8"
-    ids = torch.randint(
-        10, max(11, int(model.config.vocab_size) - 10), (batch, context),
-        generator=torch.Generator().manual_seed(0),
-    ).to(place)  # fmt: skip
+    given = example(model, batch, context)
+    first = given if "pixel_values" in given else example(model, batch, min(context, 1024))
     with torch.inference_mode():
-        _prefill(model, ids[:, : min(context, 1024)], decodes, None)
+        _prefill(model, first, decodes, None)
+        if "pixel_values" in given and max(seen) != context:
+            raise BadInput(f"profile: the picture of {context:,} tokens has {max(seen):,}")
         wait(place)
-        _map_large_tensors(place, 1 << 18)
         _forget_peak(place)
         # What the interpreter, the libraries and their threads hold, without the weights.
         base = _resident() - sum(p.numel() * p.element_size() for p in model.parameters())
         kept: Any = None
-        kept = _prefill(model, ids, decodes, _quantized(model, context) if int8 else None)
+        kept = _prefill(model, given, decodes, _quantized(model, context) if int8 else None)
         wait(place)
         peak = _peak(place, base)
-        held = _bytes(kept) if decodes else 0
+        held = _bytes(kept[0]) if decodes else 0
         _map_large_tensors(place, 1 << 25)
         prefill: list[float] = []
         share: list[float] = []
@@ -88,15 +94,17 @@ def measure(
             past = _quantized(model, context) if int8 else None
             spent[0] = 0.0
             begin = time.perf_counter()
-            kept = _prefill(model, ids, decodes, past)
+            kept = _prefill(model, given, decodes, past)
             wait(place)
             prefill.append(time.perf_counter() - begin)
             share.append(spent[0] / prefill[-1])
         decode, decode_attention = [], []
+        if decodes:
+            _make_room(model, kept[0], context)
         for _ in range(DECODED if decodes else 0):
             spent[0] = 0.0
             begin = time.perf_counter()
-            _step(model, ids[:, -1:], kept)
+            _step(model, given, *kept)
             wait(place)
             decode.append(time.perf_counter() - begin)
             decode_attention.append(spent[0])
@@ -111,16 +119,72 @@ def measure(
     }
 
 
-def _timed(model: Any, attention: str, device: torch.device) -> list[float]:
+def example(model: Any, batch: int, context: int) -> dict[str, Any]:
+    """An input of `context` tokens: random ids, for the decoder too where there are two stacks; a
+    square picture of so many patches; 30 seconds of noise, transcribed in so many tokens.
+
+    Raises:
+        BadInput: no square picture has so many patches.
+    """
+    config, weight = model.config, next(p for p in model.parameters() if p.is_floating_point())
+    random = torch.Generator().manual_seed(0)
+
+    def noise(*size: int) -> Tensor:
+        return torch.randn(*size, generator=random).to(weight)
+
+    main = getattr(model, "main_input_name", "input_ids")
+    if main == "pixel_values":
+        side = picture_side(config, context)
+        given = {main: noise(batch, getattr(config, "num_channels", 3), side, side)}
+        # Some refuse other sizes than their own until they are told to stretch their positions.
+        names = inspect.signature(model.forward).parameters
+        return {**given, **({STRETCH: True} if STRETCH in names else {})}
+    vocabulary = int(config.vocab_size)
+    ids = torch.randint(10, max(11, vocabulary - 10), (batch, context), generator=random)
+    ids = ids.to(weight.device)
+    if main == "input_features":
+        sound = noise(batch, config.num_mel_bins, 2 * config.max_source_positions)
+        return {main: sound, "decoder_input_ids": ids}
+    both = bool(getattr(config, "is_encoder_decoder", False))
+    return {"input_ids": ids, **({"decoder_input_ids": ids} if both else {})}
+
+
+def picture_side(config: Any, context: int) -> int:
+    """Pixels of a side of the square picture that is `context` tokens, its [CLS] counted.
+
+    Raises:
+        BadInput: there is none.
+    """
+    across = math.isqrt(max(0, context - 1))
+    if across < 1 or across**2 + 1 != context:
+        near = ", ".join(f"{n**2 + 1:,}" for n in (max(1, across), across + 1))
+        raise BadInput(
+            f"profile: no square picture has {context:,} tokens; those nearest have {near} (one "
+            "for each patch, and one more)"
+        )
+    return across * _pixels(config.patch_size)
+
+
+def own_picture(config: Any) -> int:
+    """Tokens of the square picture that a vision model was made for."""
+    return (_pixels(config.image_size) // _pixels(config.patch_size)) ** 2 + 1
+
+
+def _pixels(size: int | Sequence[int]) -> int:
+    return size if isinstance(size, int) else int(size[0])
+
+
+def _timed(model: Any, attention: str, device: torch.device) -> tuple[list[float], set[int]]:
     """The model attends through `attention` with a clock around each call: the list's one number
-    grows by its seconds."""
+    grows by its seconds. The set gathers the numbers of queries."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     import headwise.hf  # noqa: F401  (registers "headwise")
 
-    spent = [0.0]
+    spent: list[float] = [0.0]
+    seen: set[int] = set()
     inner = ALL_ATTENTION_FUNCTIONS.get_interface(attention, None)
     if inner is None:  # eager lives in each model's own file
         inner = sys.modules[type(model).__module__].eager_attention_forward
@@ -131,20 +195,22 @@ def _timed(model: Any, attention: str, device: torch.device) -> list[float]:
         found = inner(*args, **kwargs)
         wait(device)
         spent[0] += time.perf_counter() - begin
+        seen.add(int(args[1].shape[2]))
         return found
 
     if attention == "headwise":
         # QuantizedCache asks for the implementation by its name, so that name gets the clock.
         AttentionInterface.register("headwise", attend)
         model.set_attn_implementation("headwise")
-        return spent
+        return spent, seen
     AttentionInterface.register(TIMED, attend)
     AttentionMaskInterface.register(TIMED, ALL_MASK_ATTENTION_FUNCTIONS[attention])
     model.set_attn_implementation(TIMED)
-    return spent
+    return spent, seen
 
 
-def _prefill(model: Any, ids: Tensor, decodes: bool, past: Any) -> Any:
+def _prefill(model: Any, given: dict[str, Tensor], decodes: bool, past: Any) -> Any:
+    """(the filled cache, what the encoder gave, where there is one); None without a cache."""
     more: dict[str, Any] = {}
     names = inspect.signature(model.forward).parameters
     if decodes:
@@ -153,12 +219,28 @@ def _prefill(model: Any, ids: Tensor, decodes: bool, past: Any) -> Any:
             more[cache_word(model)] = past
         if "logits_to_keep" in names:
             more["logits_to_keep"] = 1
-    output = model(input_ids=ids, **more)
-    return getattr(output, cache_word(model), None) if decodes else None
+    output = model(**given, **more)
+    if not decodes:
+        return None
+    return getattr(output, cache_word(model)), getattr(output, "encoder_last_hidden_state", None)
 
 
-def _step(model: Any, token: Tensor, past: Any) -> None:
-    model(input_ids=token, use_cache=True, **{cache_word(model): past})
+def _step(model: Any, given: dict[str, Tensor], past: Any, encoded: Tensor | None) -> None:
+    more: dict[str, Any] = {"use_cache": True, cache_word(model): past}
+    if encoded is None:
+        model(input_ids=given["input_ids"][:, -1:], **more)
+    else:
+        token = given["decoder_input_ids"][:, -1:]
+        model(encoder_outputs=(encoded,), decoder_input_ids=token, **more)
+
+
+def _make_room(model: Any, past: Any, context: int) -> None:
+    """Where the model has no position after these, the last tokens are decoded again."""
+    limit = positions_limit(model.config) or getattr(model.config, "max_target_positions", None)
+    over = 0 if limit is None else context + DECODED - limit
+    if over > 0:
+        own = getattr(past, "self_attention_cache", past)
+        own.crop(-min(over, context - 1))
 
 
 def cache_word(model: Any) -> str:
@@ -177,6 +259,8 @@ def _bytes(past: Any) -> int:
     """Bytes of the keys and values that a cache holds."""
     if hasattr(past, "nbytes"):
         return int(past.nbytes)
+    if hasattr(past, "cross_attention_cache"):
+        return _bytes(past.self_attention_cache) + _bytes(past.cross_attention_cache)
     return sum(
         tensor.numel() * tensor.element_size()
         for layer in past.layers
