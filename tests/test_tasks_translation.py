@@ -197,6 +197,14 @@ def test_source_words_begin_as_their_likely_translations(tmp_path: Path) -> None
         step()
 
 
+def test_names_fall_into_their_words_before_they_are_read() -> None:
+    read = Summarisation().reads
+    assert read("def getHTTPReply(self, max_size=10):") == (
+        "def get http reply ( self , max size = 10 ):"
+    )
+    assert read("über_größe") == "über größe"
+
+
 SOURCE = '''
 class A:
     @property

@@ -95,6 +95,10 @@ class PairTask(Task):
     def groups(self, say: Callable[[str], None]) -> list[list[Pair]]:
         """Its own data, by what is held out together."""
 
+    def reads(self, line: str) -> str:
+        """A source line as the model reads it."""
+        return line
+
     def lexicon(self) -> Tensor | None:
         """How source ids begin, for `Seq2Seq`; None: each as itself."""
         return None
@@ -120,11 +124,11 @@ class PairTask(Task):
         )
         # The vocabulary is learned from training lines alone.
         tokenizer.train_from_iterator(
-            (line for pair in self.parts["train"] for line in pair), trainer
+            (line for a, b in self.parts["train"] for line in (self.reads(a), b)), trainer
         )
         self.tokenizer = tokenizer
         self.kept = self.parts["test"][0]
-        self.coded = [(self.encode(a), self.encode(b)) for a, b in self.parts["train"]]
+        self.coded = [(self.encode(self.reads(a)), self.encode(b)) for a, b in self.parts["train"]]
         self.first = self.lexicon()
 
     def encode(self, line: str) -> list[int]:
@@ -177,7 +181,9 @@ class PairTask(Task):
         """What the model makes of each line, greedily."""
         written: list[str] = []
         for start in range(0, len(lines), 50):
-            given, _ = collate([(self.encode(line), []) for line in lines[start : start + 50]])
+            given, _ = collate(
+                [(self.encode(self.reads(line)), []) for line in lines[start : start + 50]]
+            )
             source, real = given["src"], ~given["src_key_padding_mask"]
             if isinstance(model, Seq2Seq):
                 found = greedy(model, source, real, self.longest)
@@ -197,7 +203,7 @@ class PairTask(Task):
         return self.evaluate(model, "test")
 
     def example(self) -> dict[str, Any]:
-        source, target = self.encode(self.kept[0]), self.encode(self.kept[1])
+        source, target = self.encode(self.reads(self.kept[0])), self.encode(self.kept[1])
         given, _ = collate([(source, target)])
         return {"inputs": given, "tokens": [self.tokenizer.id_to_token(i) for i in source]}
 
@@ -229,7 +235,7 @@ class PairTask(Task):
         assert isinstance(model, Seq2Seq)
         lines: list[str] = []
         for line in args.given or (self.kept[0],):
-            ids = self.encode(line)
+            ids = self.encode(self.reads(line))
             if not ids:
                 raise BadInput(f"{self.name}: wanted a line of text, got {line!r}")
             found = beam(model, torch.tensor(ids), self.longest)

@@ -18,6 +18,7 @@ from headwise.tasks.task import Score
 
 FEWEST_WORDS, MOST_WORDS = 3, 14
 FIRST_WORDS = 8
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+|[^\w\s]+")
 _WORD = re.compile(r"[A-Za-z][a-z]+|[A-Z]+|[^\W\d_]+")
 
 
@@ -31,6 +32,7 @@ class Summarisation(PairTask):
     source = "functions of the standard library of the Python that runs, with their docstrings"
     licence = "PSF"
     longest = 64
+    held_out = 300
 
     def groups(self, say: Callable[[str], None]) -> list[list[Pair]]:
         found = [summaries("\n".join(lines)) for lines in python_files(None)]
@@ -41,6 +43,10 @@ class Summarisation(PairTask):
                 "with a docstring, wanted 1,000; give your own pairs with --data"
             )
         return groups
+
+    def reads(self, line: str) -> str:
+        """Names fall into their words, so that a word of a name is the word of a sentence."""
+        return " ".join(_PART.findall(line)).lower()
 
     def judge(self, written: list[str], wanted: list[str]) -> Score:
         """ROUGE-L (Lin 2004), its F of each line in percent, the mean as the value; ROUGE-1 too."""
