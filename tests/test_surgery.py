@@ -132,6 +132,37 @@ def test_even_heads_load_with_plain_transformers(name: str, tmp_path: Path) -> N
     torch.testing.assert_close(_out(again, inputs), _out(pruned, inputs), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_uneven_heads_are_never_loaded_wrong_by_plain_transformers(
+    name: str, tmp_path: Path
+) -> None:
+    model, inputs = _model(name)
+    pruned = prune_heads(model, {sites(model)[0].name: [0]})
+    pruned.save_pretrained(tmp_path)
+    # transformers' own config cannot say these shapes: it stops and names them.
+    with pytest.raises(RuntimeError, match=r"(?s)size|shape"):
+        type(model).from_pretrained(tmp_path, dtype=torch.float64)
+    torch.testing.assert_close(_out(load(tmp_path), inputs), _out(pruned, inputs))
+
+
+@pytest.mark.parametrize("uneven", [True, False])
+def test_load_takes_another_dtype(uneven: bool, tmp_path: Path) -> None:
+    model, inputs = _model("llama-grouped")
+    pruned = prune_heads(model, {0: [0]} if uneven else {0: [0], 1: [1]})
+    pruned.save_pretrained(tmp_path)
+    for dtype in (torch.float32, torch.bfloat16, "float32"):
+        again = load(tmp_path, dtype=dtype)
+        wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        assert {p.dtype for p in again.parameters()} == {wanted}
+        assert [(s.heads, s.kv_heads) for s in sites(again)] == [
+            (s.heads, s.kv_heads) for s in sites(pruned)
+        ]
+        tolerance = 1e-5 if wanted == torch.float32 else 0.05
+        out = _out(again, inputs).double()
+        torch.testing.assert_close(out, _out(pruned, inputs), rtol=tolerance, atol=tolerance)
+    assert {p.dtype for p in load(tmp_path).parameters()} == {torch.float64}, "as it was saved"
+
+
 @pytest.mark.parametrize("by", ["mean", "similar"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_shared_is_exact_where_heads_are_equal(name: str, by: str, tmp_path: Path) -> None:
