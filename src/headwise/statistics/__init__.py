@@ -8,7 +8,7 @@ from headwise.statistics.flow import gradient_attention, rollout_row
 from headwise.statistics.heads import HeadStatistics, head_statistics
 from headwise.statistics.importance import Importance, Projection, head_importance
 from headwise.statistics.labels import Thresholds, clusters, collapse_warning, labels, sink_rate
-from headwise.statistics.outputs import HeadOutputs
+from headwise.statistics.outputs import HeadOutputs, head_outputs
 from headwise.statistics.records import records
 from headwise.statistics.sampled import Estimate, SampledStatistics, sampled_statistics
 
@@ -26,6 +26,7 @@ __all__ = [
     "entropy_lower_bound",
     "gradient_attention",
     "head_importance",
+    "head_outputs",
     "head_statistics",
     "labels",
     "records",

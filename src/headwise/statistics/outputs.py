@@ -6,10 +6,15 @@ not grow with the number of rows at all.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from headwise.backends import choose
 from headwise.errors import BadInput
+from headwise.watch import SeenCall, watch
 
 
 class HeadOutputs:
@@ -72,3 +77,34 @@ class HeadOutputs:
         square = centred.square().sum((2, 3))
         own = square.diagonal().sqrt()
         return square / (own[:, None] * own[None, :])
+
+
+def head_outputs(model: nn.Module, inputs: Iterable[Mapping[str, Any]]) -> dict[str, HeadOutputs]:
+    """`HeadOutputs` of every attention layer of `model` over `inputs`, keyword arguments of its
+    forward, one pass each: {"self/3": …}, named as `watch` names them. Rows of padding do not
+    count. For ranks and CKA that mean something, more rows than features of a head are needed.
+
+    Raises:
+        BadInput: no inputs. NothingToWatch: no attention call could be caught.
+    """
+    found: dict[str, HeadOutputs] = {}
+
+    def take(item: SeenCall) -> None:
+        output = item.output
+        if output is None:  # a fused kernel gave only its projection
+            output, _ = choose(item.call).forward(item.call, None, False)
+        rows = output.transpose(1, 2)
+        real = item.real_queries
+        rows = rows.flatten(0, 1) if real is None else rows[real.expand(rows.shape[:2])]
+        if item.id not in found:
+            found[item.id] = HeadOutputs(rows.shape[1], rows.shape[2])
+        found[item.id].add(rows)
+
+    count = 0
+    for given in inputs:
+        with watch(model, on_call=take, keep=False), torch.no_grad():
+            model(**given)
+        count += 1
+    if count == 0:
+        raise BadInput("head_outputs: no inputs were given")
+    return found
