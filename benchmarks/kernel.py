@@ -3,7 +3,7 @@
 A B A B in one process, the median of the ratios. Correctness is asserted against float64 before
 anything is timed: the error must not be larger than torch's own, give or take rounding.
 
-    python -m benchmarks.kernel [--seconds 0.5] [--peers]
+    python -m benchmarks.kernel [--seconds 0.5] [--peers] [--context 8000]
 """
 
 from __future__ import annotations
@@ -11,35 +11,20 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import headwise
-from benchmarks import peers
+from benchmarks import peers, picture, whole_model
+from benchmarks.case import Case, limits, no_worse, of_limit, paired
 from headwise import attention, backends, causal, native, padding, window
 from headwise.call import AttentionCall
 
 OUT = Path("bench/kernel.json")
-
-
-class Case(NamedTuple):
-    """What is computed, by us and by torch; `work` in floating-point operations, or bytes read."""
-
-    name: str
-    ours: Callable[[], Any]
-    torchs: Callable[[], Any]
-    work: float
-    unit: str
-    check: Callable[[], None]
-    # The other libraries that can compute this, and why the rest can't; called once, untimed.
-    others: Callable[[], tuple[dict[str, peers.Run], dict[str, str]]] | None = None
 
 
 def qkv(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
@@ -47,14 +32,6 @@ def qkv(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
     made = torch.Generator().manual_seed(0)
     sizes = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
     return [torch.randn(batch, h, n, dim, generator=made).to(dtype) for h, n in sizes]
-
-
-def no_worse(ours: Tensor, torchs: Tensor, exact: Tensor, name: str) -> None:
-    """Assert that our largest error is at most torch's, with room for one rounding."""
-    mine = float((ours.double() - exact).abs().max())
-    its = float((torchs.double() - exact).abs().max())
-    room = torch.finfo(ours.dtype).eps * float(exact.abs().max())
-    assert mine <= its + room, f"{name}: error {mine:.3g}, torch's {its:.3g}"
 
 
 def exact(query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
@@ -296,63 +273,14 @@ def cases() -> list[Case]:
     return found
 
 
-def seconds(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def paired(case: Case, budget: float, with_peers: bool = False) -> dict[str, Any]:
-    case.check()
-    times = [(seconds(case.ours), seconds(case.torchs))]  # warm-up, not counted
-    begin, times = time.perf_counter(), []
-    while len(times) < 5 or (time.perf_counter() - begin < budget and len(times) < 400):
-        times.append((seconds(case.ours), seconds(case.torchs)))
-    row = {
-        "name": case.name,
-        "unit": case.unit,
-        "ours": case.work / 1e9 / statistics.median(mine for mine, _ in times),
-        "torch": case.work / 1e9 / statistics.median(its for _, its in times),
-        "ratio": statistics.median(its / mine for mine, its in times),
-        "pairs": len(times),
-    }
-    if with_peers and case.others is not None:
-        row["peers"], row["left_out"] = beside_peers(case, budget)
-    return row
-
-
-def beside_peers(case: Case, budget: float) -> tuple[dict[str, Any], dict[str, str]]:
-    """Each peer in turn, paired with ours in the same way."""
-    assert case.others is not None
-    runs, reasons = case.others()
-    found = {}
-    for name, run in runs.items():
-        seconds(run)
-        begin, times = time.perf_counter(), []
-        while len(times) < 5 or (time.perf_counter() - begin < budget / 2 and len(times) < 400):
-            times.append((seconds(case.ours), seconds(run)))
-        found[name] = {
-            "rate": case.work / 1e9 / statistics.median(its for _, its in times),
-            "ratio": statistics.median(its / mine for mine, its in times),
-        }
-    return found, reasons
-
-
-def limits() -> dict[str, float]:
-    """What this machine can do: matrix products in fp32 (GFLOP/s), and reading (GB/s)."""
-    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
-    long = torch.randn(64 << 20)
-    product = statistics.median(seconds(lambda: a @ b) for _ in range(9))
-    read = statistics.median(seconds(lambda: long.sum()) for _ in range(9))
-    return {"product": 2 * 2048**3 / 1e9 / product, "read": long.numel() * 4 / 1e9 / read}
-
-
 @torch.no_grad()
-def _measure(budget: float, with_peers: bool) -> dict[str, Any]:
+def _measure(budget: float, with_peers: bool, context: int) -> dict[str, Any]:
     limit = limits()
-    product, read = limit["product"], limit["read"]
     print(f"{native.isa()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    print(f"this machine: matrix product {product:.0f} GFLOP/s, read {read:.1f} GB/s")
+    print(
+        f"this machine: matrix product {limit['fp32']:.0f} (fp32) and {limit['bf16']:.0f} (bf16) "
+        f"GFLOP/s, read {limit['read']:.1f} GB/s"
+    )
     print(f"\n{'':44}{'headwise':>10}{'torch':>9}{'ratio':>8}{'of limit':>10}")
     rows = []
     todo = cases()
@@ -361,14 +289,17 @@ def _measure(budget: float, with_peers: bool) -> dict[str, Any]:
             todo.append(x_transformers_layer("layer 1×512×512, x-transformers"))
         except peers.Missing as error:
             print(error)
+    if context:
+        todo += whole_model.cases(context)
     for case in todo:
         with torch.enable_grad() if "backward" in case.name else torch.no_grad():
             row = paired(case, budget, with_peers)
-        row["of_limit"] = row["ours"] / limit["product" if row["unit"] == "GFLOP/s" else "read"]
+        row["of_limit"] = share = of_limit(row, limit)
         rows.append(row)
         print(
             f"{row['name']:44}{row['ours']:>10.1f}{row['torch']:>9.1f}{row['ratio']:>7.2f}×"
-            f"{row['of_limit']:>9.0%}"
+            + (f"{'–':>10}" if share is None else f"{share:>9.0%}"),
+            flush=True,
         )
         for name, peer in row.get("peers", {}).items():
             print(f"{'  ' + name:44}{'':>10}{peer['rate']:>9.1f}{peer['ratio']:>7.2f}×")
@@ -390,11 +321,16 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each comparison")
     parser.add_argument("--peers", action="store_true", help="other libraries too, where installed")
+    parser.add_argument(
+        "--context", type=int, default=2048, help="tokens for SmolLM2 as a whole; 0: leave it out"
+    )
     given = parser.parse_args()
-    found = _measure(given.seconds, given.peers)
+    found = _measure(given.seconds, given.peers, given.context)
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(found, indent=1))
-    print(f"\nGFLOP/s of useful work, GB/s for decode; wrote {OUT}")
+    drawn = OUT.with_suffix(".png")
+    picture.draw(found, drawn)
+    print(f"\nGFLOP/s of useful work, GB/s for decode; wrote {OUT} and {drawn}")
 
 
 if __name__ == "__main__":
