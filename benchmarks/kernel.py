@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import headwise
 from benchmarks import peers, picture, whole_model
 from benchmarks.case import Case, limits, no_worse, of_limit, paired
+from benchmarks.maps import materialised_statistics, peak
 from headwise import attention, backends, causal, native, padding, window
 from headwise.call import AttentionCall
 
@@ -185,30 +186,6 @@ def layer(name: str, need_weights: bool) -> Case:
     return Case(name, ours, torchs, work, "GFLOP/s", check)
 
 
-def materialised_statistics(query: Tensor, key: Tensor) -> dict[str, Tensor]:
-    """What `head_statistics` finds, the short way: from the whole map of a causal call (one batch
-    element), as one would write it from a model's `output_attentions`."""
-    length = query.shape[2]
-    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-    scores = (query[0] @ key[0].mT) * query.shape[3] ** -0.5
-    log_p = scores.masked_fill(hidden, -torch.inf).log_softmax(-1)
-    p = log_p.exp()
-    at = torch.arange(length)
-    side = -(-length // 256)
-    flat, root = p.flatten(1), p.sqrt().flatten(1)
-    return {
-        "row_entropy": -(p * log_p.masked_fill(hidden, 0.0)).sum(-1),
-        "top_weights": p.topk(8).values,
-        "received": p.sum(1),
-        "distance": (p * (at[:, None] - at).abs()).sum((1, 2)) / p.sum((1, 2)),
-        "own_token": p.diagonal(dim1=1, dim2=2).mean(-1),
-        "previous_token": p.diagonal(-1, dim1=1, dim2=2).mean(-1),
-        "cells": p.unflatten(1, (-1, side)).unflatten(3, (-1, side)).sum((2, 4)),
-        "gram": flat @ flat.mT,
-        "bhattacharyya": root @ root.mT / length,
-    }
-
-
 def statistics_of(name: str, shape: tuple[int, ...], beside: str) -> Case:
     """Statistics of a causal call, beside torch's attention on it or beside whole maps."""
     query, key, value = qkv(shape, torch.float32)
@@ -305,12 +282,18 @@ def _measure(budget: float, with_peers: bool, context: int) -> dict[str, Any]:
             print(f"{'  ' + name:44}{'':>10}{peer['rate']:>9.1f}{peer['ratio']:>7.2f}×")
         for name, reason in row.get("left_out", {}).items():
             print(f"  {name} left out: {reason}")
+    peaks = {what: peak(what) for what in ("headwise", "maps")}
+    print(
+        f"peak memory of the statistics of 1×8×2048×64: {peaks['headwise'] / 1e6:,.0f} MB, "
+        f"with whole maps {peaks['maps'] / 1e6:,.0f} MB"
+    )
     return {
         "isa": native.isa(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "machine": platform.processor() or platform.machine(),
         "limits": limit,
+        "peaks": peaks,
         "rows": rows,
     }
 
