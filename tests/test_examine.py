@@ -13,8 +13,12 @@ from headwise.examine import examine, records_of
 from headwise.layer import MultiHeadAttention
 from headwise.links import Asked, StrongestLinks
 from headwise.masks import causal
+from headwise.models import load
 from headwise.record import Record, unpack
+from headwise.report.collect import collect
+from headwise.report.embed import payload
 from headwise.watch import watch
+from tinymodels import save_llama
 from toys import Toy, text_axis, toy
 
 KINDS = [
@@ -272,3 +276,36 @@ def test_token_ids_and_padding_reach_the_statistics():
     records = examine(replace(loaded, model=Cross().eval()), crossed)
     assert {r.values["attention"] for r in of(records, "attention")} == {"cross"}
     assert all(r.values["rows"] == 2 for r in of(records, "head"))
+
+
+def test_importance_is_added_to_the_heads_where_it_is_asked_for(tmp_path):
+    """Of a head's own loss gradient, by a mask on its output; and the page's table gets it."""
+    save_llama(tmp_path)
+    loaded = load(tmp_path)
+    inputs = loaded.prepare(text="maya placed the book , she left")
+    plain = examine(loaded, inputs)
+    records = examine(loaded, inputs, importance=True)
+    heads = of(records, "head")
+    assert len(heads) == 12 and not any("importance" in r.values for r in plain)
+    # Michel et al., equation 2: the derivative of the loss by a factor on the head's output.
+    ids = inputs.kwargs["input_ids"]
+    for layer, block in enumerate(loaded.model.model.layers):
+        factors = torch.ones(6, requires_grad=True)
+        hook = block.self_attn.o_proj.register_forward_pre_hook(
+            lambda _module, args, by=factors: (args[0] * by.repeat_interleave(4),)
+        )
+        loss = loaded.model(input_ids=ids, labels=ids).loss
+        hook.remove()
+        (grad,) = torch.autograd.grad(loss, factors)
+        wanted = grad.abs() / grad.norm()
+        got = [r.values["importance"] for r in of(heads, "head", id=f"self/{layer}")]
+        assert got == pytest.approx(wanted.tolist(), rel=1e-3)
+    without = [{k: v for k, v in r.values.items() if k != "importance"} for r in heads]
+    assert repr(without) == repr([dict(r.values) for r in of(plain, "head")])
+    data = payload(collect(records))
+    assert len(data["modules"][0]["stats"]["importance"]) == 6
+    words = replace(inputs, kwargs={"input_ids": ids[:, :1]})
+    with pytest.raises(BadInput, match="at least 2 tokens to predict one, got 1"):
+        examine(loaded, words, importance=True)
+    with pytest.raises(BadInput, match="causal language models; toy is of kind encoder"):
+        examine(replace(toy()[0], kind="encoder"), toy()[1], importance=True)

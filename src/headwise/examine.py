@@ -10,7 +10,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise import statistics
+from headwise import statistics, surgery
+from headwise.errors import BadInput
 from headwise.links import Asked, StrongestLinks
 from headwise.masks import causal
 from headwise.models import Inputs, Loaded
@@ -45,6 +46,7 @@ def examine(
     inputs: Inputs,
     *,
     links: Sequence[tuple[str, str]] = (),
+    importance: bool = False,
     progress: Progress | None = None,
     command: str = "",
 ) -> list[Record]:
@@ -53,6 +55,8 @@ def examine(
     Args:
         loaded, inputs: from `headwise.models.load(…)` and its `prepare(…)`.
         links: (query, key) pairs of token texts; the heads that link them most are recorded.
+        importance: also how much the next-token loss on this input leans on each head (Michel et
+            al. 2019), by one more pass, forward and backward; causal language models only.
         progress: called with (calls done, calls expected or None, what was done last).
         command: how this was asked for, kept in the `run` record.
 
@@ -61,13 +65,16 @@ def examine(
         layer_summary and link.
 
     Raises:
-        BadInput: a link names a token that the input does not hold.
+        BadInput: a link names a token that the input does not hold; importance of a model that is
+            no causal language model, or whose heads surgery does not know.
         NothingToWatch: no attention call could be caught.
     """
     started = time.perf_counter()
     taker = _Taker(inputs, _expected_calls(loaded.model), _map_cells(loaded.model), progress)
     taker.causal_stacks = CAUSAL_STACKS.get(loaded.kind, frozenset())
     taker.asked = [Asked.find(inputs.axes, query, key) for query, key in links]
+    if importance:
+        taker.importance = _importance(loaded, inputs)
     with watch(loaded.model, on_call=taker.take, keep=False) as seen:
         loaded.run(inputs)
     run = _run_record(loaded, inputs, seen, time.perf_counter() - started, command)
@@ -143,6 +150,8 @@ class _Taker:
     asked: list[Asked] = field(default_factory=list)
     strongest: StrongestLinks = field(default_factory=StrongestLinks)
     causal_stacks: frozenset[str] = frozenset()
+    # By id of the attention module, of each head; empty where it was not asked for.
+    importance: Mapping[str, Tensor] = field(default_factory=dict)
     # Where axes may be added for calls whose lengths are not those of the input.
     more_axes: dict[str, dict[str, Any]] | None = None
     taken: int = 0
@@ -168,7 +177,12 @@ class _Taker:
             options["key_positions"] = torch.arange(call.key_length)
         found = statistics.head_statistics(call, **options)
         self.records.append(self._attention_record(name, item, query_axis, key_axis))
-        self.records.extend(statistics.records(found, {"id": name}))
+        own = self.importance.get(name)
+        for record in statistics.records(found, {"id": name}):
+            if own is not None and record.kind == "head":
+                more = {"importance": float(own[int(str(record.where["head"]))])}
+                record = Record(record.kind, record.where, {**record.values, **more})
+            self.records.append(record)
         for asked in self.asked:
             asked.take(name, call, found, query_axis, key_axis)
         if query is not None and key is not None:
@@ -237,6 +251,19 @@ class _Taker:
             "key_offset": call.key_length - call.query_length if item.kind == "self" else 0,
         }
         return Record("attention", {"id": name}, values)
+
+
+def _importance(loaded: Loaded, inputs: Inputs) -> Mapping[str, Tensor]:
+    """{id: (heads,)}, ℓ2-normalised in each layer, on this one input."""
+    if loaded.kind != "causal":
+        raise BadInput(
+            "importance: it is of the next-token loss, so of causal language models; "
+            f"{loaded.name} is of kind {loaded.kind}"
+        )
+    ids = inputs.kwargs["input_ids"]
+    if ids.shape[1] < 2:
+        raise BadInput(f"importance: wanted at least 2 tokens to predict one, got {ids.shape[1]}")
+    return surgery.importance(loaded.model, [ids], surgery.token_losses).heads
 
 
 def _run_record(loaded: Loaded, inputs: Inputs, seen: Seen, seconds: float, command: str) -> Record:

@@ -38,6 +38,14 @@ def report(
             help="Name the heads that let QUERY read KEY most. May be repeated.",
         ),
     ] = None,
+    importance: Annotated[
+        bool,
+        typer.Option(
+            "--importance",
+            help="Also how much the next-token loss leans on each head: one pass more, forward and "
+            "backward.",
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     records: Annotated[
         Path | None, typer.Option(help="Also write the records, one JSON line each.")
@@ -59,7 +67,8 @@ def report(
     from headwise.terminal import print_summary
 
     inputs = {"text": text, "file": file, "image": image, "audio": audio}
-    _one_input(model, from_, **inputs, link=link, records=records, dtype=dtype)
+    asked = importance or None
+    _one_input(model, from_, **inputs, link=link, importance=asked, records=records, dtype=dtype)
     _apart(out=out, records=records, from_=from_)
     for path in (out, records):
         if path is not None:
@@ -73,7 +82,7 @@ def report(
             from headwise.models import read_text
 
             given["text"] = _read_stdin() if file == "-" else read_text(file)
-        found = _examine(model, given, _links(link), dtype, device)
+        found = _examine(model, given, _links(link), importance, dtype, device)
         if records is not None:
             write(records, found)
     write_report(found, out)
@@ -137,7 +146,12 @@ def _links(given: list[str] | None) -> list[tuple[str, str]]:
 
 
 def _examine(
-    source: str, given: dict[str, Any], links: list[tuple[str, str]], dtype: str | None, device: str
+    source: str,
+    given: dict[str, Any],
+    links: list[tuple[str, str]],
+    importance: bool,
+    dtype: str | None,
+    device: str,
 ) -> list[Any]:
     from headwise import models
     from headwise.examine import examine
@@ -153,6 +167,7 @@ def _examine(
             loaded,
             inputs,
             links=links,
+            importance=importance,
             progress=lambda done, total, name: work.update(done, total, f"measured {name}"),
             command=command,
         )

@@ -5,7 +5,7 @@ from headwise.surgery.imports import from_hf
 from headwise.surgery.prune import prune_heads
 from headwise.surgery.shape import load
 from headwise.surgery.share import share_kv
-from headwise.surgery.trial import Trial, language
+from headwise.surgery.trial import Trial, language, token_losses
 from headwise.surgery.what_if import Variant, importance, what_if
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "prune_heads",
     "share_kv",
     "sites",
+    "token_losses",
     "what_if",
 ]

@@ -17,6 +17,7 @@ const STATISTICS = [
   ["induction", "Induction", "", "Weight on the token after an earlier copy of the query's token, measured on repeated random tokens."],
   ["hidden_mass", "Hidden mass", "", "Weight on keys that the declared mask hides. It must be exactly 0."],
   ["sink_logit_mass", "Sink-logit mass", "", "Weight that goes to a learned sink instead of any key."],
+  ["importance", "Importance", "", "How much the next-token loss on this text leans on the head (Michel et al. 2019). The squares of a layer's heads sum to 1."],
   ["rows", "Rows", "queries", "How many queries were counted."],
 ].map(([key, name, unit, text]) => ({ key, name, unit, text }));
 
