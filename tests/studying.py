@@ -193,7 +193,7 @@ def work(storage: str, log: Path, pause: float, measuring: float) -> None:
 
 
 _server = multiprocessing.get_context("forkserver")  # torch and the rest are imported once
-_server.set_forkserver_preload(["studying"])
+_server.set_forkserver_preload(["headwise.study", "optuna.storages"])
 
 
 def worker(storage: str, log: Path, pause: float = 0.0, measuring: float = 0.0) -> Any:

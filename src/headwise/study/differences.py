@@ -15,16 +15,17 @@ The best design is itself chosen by the data, so every pair is a comparison that
 made. Intervals are therefore Tukey's (the studentized range; Hsu 1996, Multiple Comparisons,
 chapter 5): with 95 % confidence all pairs lie within theirs together.
 
-Pooling takes the spread over seeds to be alike. A design whose spread stands out (Cochran's C,
-1941, doi 10.1111/j.1469-1809.1941.tb02271.x) is left out of the pool; its pairs have intervals
-from their own seeds alone, with the same range (Games and Howell 1976, doi
-10.3102/10769986001002113).
+Pooling takes the spread to be alike. Where it is not, the pool is too narrow for a design that
+varies much from seed to seed, so an interval is never narrower than Student's for that pair alone.
+Simulated without any true difference, three seeds, 4 to 8 designs, spreads alike or one 3 to 10
+times the others': some interval is wrong in 3 to 7 of 100 studies (pooled alone: in 5 to 16).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -53,21 +54,17 @@ class Differences:
     def __init__(self, scores: np.ndarray, examples: np.ndarray | None = None) -> None:
         self.scores = np.asarray(scores, dtype=np.float64)
         self.examples = None if examples is None else np.asarray(examples, dtype=np.float64)
-        self.apart = standing_out(self.scores)
-        pool = [n for n in range(len(self.scores)) if n not in self.apart]
-        self.pooled = self._half(pool)
+        self.pooled = self._half(list(range(len(self.scores))))
 
     def half(self, one: int, other: int) -> float:
         """Half the interval of `one` less `other`; infinite with fewer than two seeds."""
-        if one in self.apart or other in self.apart:
-            return self._half([one, other])
-        return self.pooled
+        return max(self.pooled, self._half([one, other]))
 
     def _half(self, designs: list[int]) -> float:
-        error = standard_error(
-            self.scores[designs], None if self.examples is None else self.examples[designs]
-        )
-        return critical(len(self.scores), error.freedom) * error.value
+        """Simultaneous for all pairs of these designs; of two it is Student's paired interval."""
+        examples = None if self.examples is None else self.examples[designs]
+        error = standard_error(self.scores[designs], examples)
+        return critical(len(designs), error.freedom) * error.value
 
 
 def standard_error(scores: np.ndarray, examples: np.ndarray | None = None) -> Error:
@@ -105,28 +102,11 @@ def standard_error(scores: np.ndarray, examples: np.ndarray | None = None) -> Er
     return Error(math.sqrt(2 / (seeds * count) * total), total**2 / parts)
 
 
+@lru_cache(maxsize=64)  # the range is integrated: a tenth of a second
 def critical(designs: int, freedom: float) -> float:
-    """How many standard errors of a difference: the 95 % point of the studentized range over √2."""
+    """How many standard errors of a difference: the 95 % point of the studentized range over √2,
+    which for two designs is Student's."""
     stats = require("scipy.stats", extra="study", purpose="headwise study")
+    if designs == 2:
+        return float(stats.t.ppf(0.5 + LEVEL / 2, freedom))
     return float(stats.studentized_range.ppf(LEVEL, designs, freedom)) / math.sqrt(2)
-
-
-def standing_out(scores: np.ndarray) -> tuple[int, ...]:
-    """The designs whose variance over seeds is larger than the others' allow, by Cochran's C at
-    5 %, the largest first and again without it; at least two are left."""
-    stats = require("scipy.stats", extra="study", purpose="headwise study")
-    left, found = list(range(len(scores))), []
-    seeds = scores.shape[1]
-    if seeds < 2:
-        return ()
-    variances = scores.var(1, ddof=1)
-    while len(left) > 2:
-        largest = max(left, key=lambda n: float(variances[n]))
-        others = len(left) - 1
-        f = float(stats.f.ppf(1 - (1 - LEVEL) / len(left), seeds - 1, others * (seeds - 1)))
-        total = float(variances[left].sum())
-        if total == 0.0 or variances[largest] / total <= 1 / (1 + others / f):
-            break
-        found.append(largest)
-        left.remove(largest)
-    return tuple(found)

@@ -84,17 +84,33 @@ def judge(results: Results) -> Judgement | None:
             middle, half = sign * (mean - float(means[best])), noise.half(number, best)
             apart = Difference(middle, middle - half, middle + half)
         rows.append(Row(number, mean, spread, len(seeds), apart))
-    equal = [r.design for r in rows if r.difference is None or not r.difference.worse]
-    smallest = min(equal, key=lambda n: _size(results, n)) if len(seeds) > 1 else None
+    uneven = _uneven(rows)
+    able = [
+        r.design for r in rows
+        if r.difference is None or not (r.difference.worse or r.design in uneven)
+    ]  # fmt: skip
+    smallest = min(able, key=lambda n: _size(results, n)) if len(seeds) > 1 else None
     return Judgement(
         tuple(rows),
         best,
         smallest,
-        len(equal) < len(rows),
-        _answer(results, rows, best, smallest),
+        any(r.difference is not None and r.difference.worse for r in rows),
+        _answer(results, rows, best, smallest, uneven),
         tuple(_cautions(results)),
-        tuple(_limits(results, len(seeds), noise)),
+        tuple(_limits(results, rows, len(seeds), noise, uneven)),
     )
+
+
+def _uneven(rows: list[Row]) -> list[int]:
+    """Designs that escape being measurably worse only by their wide intervals: another one, which
+    is better than they are on average, is measurably worse than the best. They are not
+    recommended."""
+    lost = [r.difference.mean for r in rows if r.difference is not None and r.difference.worse]
+    return [
+        r.design for r in rows
+        if r.difference is not None and not r.difference.worse
+        and r.difference.mean < max(lost, default=-math.inf)
+    ]  # fmt: skip
 
 
 def _examples(parts: list[list[np.ndarray]], scores: np.ndarray) -> np.ndarray | None:
@@ -118,7 +134,9 @@ def _size(results: Results, number: int) -> tuple[int, int, int]:
     return steps, design.kv_bytes_per_token(), design.num_heads
 
 
-def _answer(results: Results, rows: list[Row], best: int, smallest: int | None) -> str:
+def _answer(
+    results: Results, rows: list[Row], best: int, smallest: int | None, uneven: list[int]
+) -> str:
     designs, metric = results.plan.designs, results.metric
     if smallest is None:
         return (
@@ -138,15 +156,19 @@ def _answer(results: Results, rows: list[Row], best: int, smallest: int | None) 
         )
     number, apart = max(lost, key=lambda pair: pair[1].mean)
     worse = f"{designs[number].label} is measurably worse ({_told(apart)})"
+    passed = any(_size(results, n) < _size(results, smallest) for n in uneven)
+    which = (
+        f"the smallest design{' with even seeds' if passed else ''} that is not measurably worse"
+    )
     if smallest == best:
         return (
-            f"{designs[best].label}: the best {metric}, {rows[best].mean:.4g}, and the smallest "
-            f"design that is not measurably worse than the best; {worse}."
+            f"{designs[best].label}: the best {metric}, {rows[best].mean:.4g}, and {which}; "
+            f"{worse}."
         )
     mine = rows[smallest].difference
     assert mine is not None
     return (
-        f"{designs[smallest].label} is the smallest design that is not measurably worse than the "
+        f"{designs[smallest].label} is {which} than the "
         f"best ({designs[best].label}, {metric} {rows[best].mean:.4g}): "
         f"{rows[smallest].mean:.4g} ({_told(mine)}); {worse}."
     )
@@ -186,7 +208,9 @@ def _cautions(results: Results) -> list[str]:
     return [f"{'; '.join(labels)}: {text}" for text, labels in found.items()]
 
 
-def _limits(results: Results, seeds: int, noise: Differences) -> list[str]:
+def _limits(
+    results: Results, rows: list[Row], seeds: int, noise: Differences, uneven: list[int]
+) -> list[str]:
     designs, budget = results.plan.designs, results.plan.budget
     found = []
     if seeds == 1:
@@ -196,11 +220,13 @@ def _limits(results: Results, seeds: int, noise: Differences) -> list[str]:
             f"{_count(seeds, 'seed')}: a difference from the best of less than "
             f"{noise.pooled:.2g} is not seen"
         )
-    found += [
-        f"{designs[number].label}: its spread over seeds stands out from the others', so its "
-        "interval is made from its own seeds alone, and is wide"
-        for number in noise.apart
-    ]
+    for number in uneven:
+        apart = rows[number].difference
+        assert apart is not None
+        found.append(
+            f"{designs[number].label}: its seeds are too uneven to place it ({_told(apart)}), and "
+            "a design that is better on average is measurably worse than the best"
+        )
     if noise.examples is None:
         found.append(
             "the score is no mean over test examples: the intervals cover other seeds, and not "
