@@ -741,7 +741,8 @@ def test_cost_is_drawn_and_told(visit):
 def study_record(design: str, mean: float, **more: Any) -> Record:
     values = {"metric": "accuracy", "better": "higher", "mean": mean, "spread": 0.01, "seeds": 3,
               "difference": None, "low": None, "high": None, "parameters": 1000, "kv_bytes": 512,
-              "latency": 0.002, "decode": None, "best": False, "chosen": False}  # fmt: skip
+              "latency": 0.002, "decode": None, "train": 12.5, "best": False,
+              "chosen": False}  # fmt: skip
     return Record("study", {"task": "vision", "design": design}, {**values, **more})
 
 
@@ -765,5 +766,56 @@ def test_a_study_is_drawn_with_its_answer(visit):
     assert "-0.200 (-0.300 to -0.100)" in rows.nth(0).inner_text()
     assert "◀" in rows.nth(1).inner_text() and HOSTILE in rows.nth(1).inner_text()
     assert page.locator("#study svg circle").count() == 6
+    assert page.locator("#study svg .front").count() == 3
+    heads = page.locator("#study thead").inner_text()
+    assert "Training, batches/s" in heads and "Next token, ms" not in heads
+    assert rows.nth(0).locator("td").nth(4).inner_text() == "12.500"
+    assert rows.nth(2).locator("td").count() == rows.nth(0).locator("td").count() == 8
     assert "Caution: small" in page.locator("#study").inner_text()
     assert "Cannot tell: seeds" in page.locator("#study").inner_text()
+
+
+def test_names_of_many_designs_lie_inside_the_picture_and_not_on_each_other(visit):
+    every = [
+        study_record(f"{2**n} heads × {k}, {k} KV", 0.9 + 0.001 * n + 0.0001 * k,
+                     parameters=1000 + 9 * n, latency=0.001 * (n + 1), kv_bytes=64 * k,
+                     decode=0.0005 * (n + 1), best=n == 5, chosen=(n, k) == (2, 4))
+        for n in range(6) for k in (1, 2, 4, 8)
+    ]  # fmt: skip
+    page = visit([fake.run_record(), *every])
+    assert "Next token, ms" in page.locator("#study thead").inner_text()
+    assert page.locator("#study tbody tr").nth(0).locator("td").nth(6).inner_text() == "0.500"
+    for picture in page.locator("#study svg").all():
+        frame = picture.bounding_box()
+        boxes = [name.bounding_box() for name in picture.locator(".name").all()]
+        assert len(boxes) >= 2
+        for n, one in enumerate(boxes):
+            assert one["x"] >= frame["x"]
+            assert one["x"] + one["width"] <= frame["x"] + frame["width"] + 1
+            for other in boxes[:n]:
+                wide = min(one["x"] + one["width"], other["x"] + other["width"])
+                high = min(one["y"] + one["height"], other["y"] + other["height"])
+                over = (wide - max(one["x"], other["x"]), high - max(one["y"], other["y"]))
+                assert min(over) < 3, (one, other)  # boxes count a line's own space
+        assert picture.locator(".name", has_text="4 heads × 4, 4 KV").count() == 1
+
+
+def test_a_rollout_is_drawn_on_its_axis_with_its_largest_shares(visit):
+    """Drawn from records; the token itself does not end the ramp, and texts stay texts."""
+    records = fake.causal()
+    (axis,) = [r for r in records if r.kind == "axis"]
+    count = len(axis.values["tokens"])
+    shares = [0.02] * count
+    shares[9], shares[1] = 0.5, 0.3
+    values = {"text": HOSTILE, "tokens": 1, "layers": 12, "shares": shares}
+    assert visit(records, "#/").locator('a[href="#/rollout"]').count() == 0
+    page = visit([*records, Record("rollout", {"axis": "text", "query": 9}, values)], "#/rollout")
+    assert page.locator("main h1").inner_text() == "Rollout"
+    assert page.locator("main h2 q").inner_text() == HOSTILE
+    drawn = weights(page)
+    assert len(drawn) == count and drawn[1] == "0.300" and drawn[9] == "0.500"
+    assert token(page, 9).get_attribute("class").split()[-1] == "focus"
+    lines = page.locator("main tbody tr")
+    assert lines.count() == 12
+    assert lines.nth(0).locator("td").all_inner_texts()[0] == "0.300"
+    assert lines.nth(0).locator("td").nth(1).inner_text().endswith(" 1")
