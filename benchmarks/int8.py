@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.kernel import limits, seconds
+from benchmarks.case import limits, seconds
 from headwise import QuantizedKVCache, attention, native
 from headwise.int8_cache import attend_held
 from headwise.quantized import BLOCK, STEPS, QuantizedCall, quantise_keys

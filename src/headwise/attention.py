@@ -167,17 +167,20 @@ def _plain(call: AttentionCall) -> bool:
         return False
     if call.query.is_meta:  # shapes only: what the operator's fake kernel is for
         return False
-    tensors = (call.query, call.key, call.value, call.bias, call.sinks)
-    if any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors if t is not None):
-        return False
-    return not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors if t is not None))
+    grad = torch.is_grad_enabled()
+    for tensor in (call.query, call.key, call.value, call.bias, call.sinks):
+        if tensor is None:
+            continue
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or (grad and tensor.requires_grad):
+            return False
+    return True
 
 
 def _forward(
     call: AttentionCall, chosen: backends.Backend, seed: int | None, need_lse: bool
 ) -> tuple[Tensor, Tensor]:
-    shape = (call.batch, call.num_heads, call.query_length)
-    if 0 in shape or not call.key_length:
+    shape = call.query.shape[:3]
+    if 0 in shape or not call.key.shape[2]:
         output = call.query.new_zeros((*shape, call.value_dim))
         return output, call.query.new_full(shape, -torch.inf, dtype=call.accumulate_dtype)
     with own_precision(call.query.device):

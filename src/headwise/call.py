@@ -52,8 +52,9 @@ class AttentionCall:
         self._check_shapes()
         self._check_numbers()
         # A mask that does not fit fails here, where the call is made.
-        batch, heads, queries = self.query.shape[:3]
-        sizes = Sizes(batch, heads, queries, self.key.shape[2], self.query.device)
+        query = self.query
+        batch, heads, queries, _ = query.shape
+        sizes = Sizes(batch, heads, queries, self.key.shape[2], query.device)
         visible = CompiledMask(sizes, is_full=True) if self.mask is None else self.mask.lower(sizes)
         object.__setattr__(self, "visible", visible)
 
@@ -148,40 +149,39 @@ class AttentionCall:
                 f"attention: bias is added to the scores, so it is floating point; got "
                 f"{self.bias.dtype}. To select keys use mask=keep(...) or mask=hide(...)"
             )
-        query = self.query
-        for name in ("query", "key", "value"):
-            if getattr(self, name).is_nested:
+        query, key, value = self.query, self.key, self.value
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            if tensor.is_nested:
                 raise TypeError(
                     f"attention: {name} is a nested tensor; pad it (to_padded_tensor) and say what "
                     "is padding with mask=padding(lengths=…)"
                 )
-        if query.dtype not in FLOATS:
+        dtype, device = query.dtype, query.device
+        if dtype not in FLOATS:
             raise TypeError(
-                f"attention: wanted float16, bfloat16, float32 or float64, got query {query.dtype}"
+                f"attention: wanted float16, bfloat16, float32 or float64, got query {dtype}"
             )
-        for name in ("key", "value", "bias", "sinks"):
-            tensor = getattr(self, name)
-            if tensor is None:
+        others = (("key", key), ("value", value), ("bias", self.bias), ("sinks", self.sinks))
+        for name, other in others:
+            if other is None:
                 continue
-            if tensor.dtype != query.dtype:
+            if other.dtype != dtype:
                 raise ValueError(
-                    f"attention: query is {query.dtype} but {name} is {tensor.dtype}; "
+                    f"attention: query is {dtype} but {name} is {other.dtype}; "
                     "bring them to one dtype"
                 )
-            if tensor.device != query.device:
-                raise ValueError(
-                    f"attention: query is on {query.device} but {name} is on {tensor.device}"
-                )
+            if other.device != device:
+                raise ValueError(f"attention: query is on {device} but {name} is on {other.device}")
 
     def _check_shapes(self) -> None:
-        shapes = {name: tuple(getattr(self, name).shape) for name in ("query", "key", "value")}
-        for name, shape in shapes.items():
-            if len(shape) != 4:
-                raise ValueError(
-                    f"attention: {name} must have 4 axes (batch, heads, length, head dimension), "
-                    f"got {len(shape)}: {shape}"
-                )
-        query, key, value = shapes["query"], shapes["key"], shapes["value"]
+        query, key, value = self.query.shape, self.key.shape, self.value.shape
+        if not len(query) == len(key) == len(value) == 4:
+            for name, shape in (("query", query), ("key", key), ("value", value)):
+                if len(shape) != 4:
+                    raise ValueError(
+                        f"attention: {name} must have 4 axes (batch, heads, length, head "
+                        f"dimension), got {len(shape)}: {tuple(shape)}"
+                    )
         if not query[0] == key[0] == value[0]:
             raise ValueError(
                 f"attention: batch sizes differ: query {query[0]}, key {key[0]}, value {value[0]}"
@@ -190,10 +190,10 @@ class AttentionCall:
             raise ValueError(
                 f"attention: query has head dimension {query[3]}, key has {key[3]}; they must agree"
             )
-        if key[1:3] != value[1:3]:
+        if key[1] != value[1] or key[2] != value[2]:
             raise ValueError(
-                f"attention: key has (heads, length) = {key[1:3]}, value has {value[1:3]}; "
-                "they must agree"
+                f"attention: key has (heads, length) = {tuple(key[1:3])}, value has "
+                f"{tuple(value[1:3])}; they must agree"
             )
         if key[1] == 0 or query[1] % key[1] != 0:
             hint = ""

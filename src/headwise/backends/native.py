@@ -26,11 +26,12 @@ class Native:
 
     def refuse(self, call: AttentionCall) -> str | None:
         # On the meta device nothing is computed, so any backend will do.
-        if call.query.device.type not in ("cpu", "meta"):
-            return f"it runs on the CPU, and the call is on {call.query.device}"
-        for what, width in (("head dimension", call.head_dim), ("value dimension", call.value_dim)):
-            if width > MOST_DIM:
-                return f"it takes a {what} of up to {MOST_DIM}, got {width}"
+        query = call.query
+        if not (query.is_cpu or query.is_meta):
+            return f"it runs on the CPU, and the call is on {query.device}"
+        for what, tensor in (("head dimension", query), ("value dimension", call.value)):
+            if tensor.shape[3] > MOST_DIM:
+                return f"it takes a {what} of up to {MOST_DIM}, got {tensor.shape[3]}"
         try:
             native.module()
         except ImportError as error:
@@ -41,10 +42,12 @@ class Native:
     def forward(
         self, call: AttentionCall, seed: int | None, need_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
-        query = call.query
-        shape = (call.batch, call.num_heads, call.query_length)
-        output = torch.empty((*shape, call.value_dim), dtype=query.dtype)
-        lse = torch.empty(shape, dtype=call.accumulate_dtype) if need_lse else None
+        batch, heads, length, _ = call.query.shape
+        width = call.value.shape[3]
+        output = call.query.new_empty((batch, heads, length, width))
+        lse = None
+        if need_lse:
+            lse = torch.empty((batch, heads, length), dtype=call.accumulate_dtype)
         told = _Told(call, seed)
         native.module().forward(*told.arguments, _at(output), 0 if lse is None else lse.data_ptr())
         return output, lse
@@ -132,16 +135,14 @@ class _Told:
     def __init__(self, call: AttentionCall, seed: int | None) -> None:
         query, key, value = _rows(call.query), _rows(call.key), _rows(call.value)
         runs, bits, masks = tell_mask(call.visible)
-        kept: list[Tensor | None] = [query, key, value, *masks]
-        bias = None
-        if call.bias is not None:
-            bias = tell_bias(call.bias)
+        bias = None if call.bias is None else tell_bias(call.bias)
         sinks = None if call.sinks is None else call.sinks.contiguous()
-        kept.append(sinks)
-        self.kept = kept
+        self.kept = (query, key, value, masks, sinks)
+        batch, heads, length, dim = query.shape
+        _, kv_heads, keys, _ = key.shape
         self.arguments = (
             CODES[query.dtype],
-            (*query.shape[:2], *key.shape[1:2], *query.shape[2:3], *key.shape[2:], value.shape[3]),
+            (batch, heads, kv_heads, length, keys, dim, value.shape[3]),
             _at(query),
             _at(key),
             _at(value),
