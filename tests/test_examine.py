@@ -1,5 +1,6 @@
 """One watched run becomes records that say what the model did."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from headwise.errors import BadInput, NothingToWatch
+from headwise.errors import BadFile, BadInput, NothingToWatch
 from headwise.examine import examine, records_of
 from headwise.layer import MultiHeadAttention
 from headwise.links import Asked, StrongestLinks
@@ -18,7 +19,7 @@ from headwise.record import Record, unpack
 from headwise.report.collect import collect
 from headwise.report.embed import payload
 from headwise.watch import watch
-from tinymodels import save_llama
+from tinymodels import save_bert, save_llama
 from toys import Toy, text_axis, toy
 
 KINDS = [
@@ -309,3 +310,54 @@ def test_importance_is_added_to_the_heads_where_it_is_asked_for(tmp_path):
         examine(loaded, words, importance=True)
     with pytest.raises(BadInput, match="causal language models; toy is of kind encoder"):
         examine(replace(toy()[0], kind="encoder"), toy()[1], importance=True)
+
+
+def test_a_rollout_is_of_all_layers_and_is_drawn_from_records(tmp_path):
+    save_bert(tmp_path)
+    loaded = load(tmp_path)
+    inputs = loaded.prepare(text="maya placed the book , she left")
+    records = examine(loaded, inputs, rollout=["she", "[CLS]"])
+    she, first = of(records, "rollout")
+    assert she.where["query"] == 6 and first.where["query"] == 0
+    assert she.values["layers"] == 2 and she.values["tokens"] == 1
+    # The whole matrices: half of what came in, half of what the heads read on average.
+    with watch(loaded.model) as seen:
+        loaded.run(inputs)
+    rolled = torch.eye(9).double()
+    for item in seen:
+        rolled = (0.5 * torch.eye(9) + 0.5 * item.weights()[0].mean(0)).double() @ rolled
+    for record in (she, first):
+        assert record.values["shares"] == pytest.approx(
+            rolled[record.where["query"]].tolist(), 1e-4
+        )
+    data = payload(collect(records))
+    assert [one["text"] for one in data["rollouts"]] == ["she", "[CLS]"]
+    assert sum(data["rollouts"][0]["shares"]) == pytest.approx(1, abs=1e-3)
+    assert payload(collect(examine(loaded, inputs)))["rollouts"] == []
+    with pytest.raises(BadInput, match="--rollout: 'zebra' is not in the input"):
+        examine(loaded, inputs, rollout=["zebra"])
+    with pytest.raises(BadInput, match=r"wanted a model with an encoder, .* is of kind causal"):
+        examine(*toy(), rollout=["a"])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"shares": [0.5]}, "wanted one for each of 9 tokens"),
+        ({"shares": [float("nan")] * 9}, "wanted finite numbers, not below 0"),
+        ({"shares": "many"}, "shares: wanted a list, got str"),
+        ({"tokens": 0}, "tokens = 0; wanted a whole number above 0"),
+        ({"query": 9}, "query 9 of 9 tokens"),
+        ({"axis": "?"}, "no 'axis' record of this name"),
+    ],
+)
+def test_a_damaged_rollout_is_one_line(change, says, tmp_path):
+    save_bert(tmp_path)
+    loaded = load(tmp_path)
+    *others, good = examine(
+        loaded, loaded.prepare(text="maya placed the book , she left"), rollout=["she"]
+    )
+    place = {name: change.get(name, value) for name, value in good.where.items()}
+    values = {name: change.get(name, value) for name, value in good.values.items()}
+    with pytest.raises(BadFile, match=re.escape(says)):
+        collect([*others, Record("rollout", place, values)])

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from headwise import statistics, surgery
+from headwise.call import AttentionCall
 from headwise.errors import BadInput
-from headwise.links import Asked, StrongestLinks
+from headwise.links import Asked, StrongestLinks, places_of
 from headwise.masks import causal
 from headwise.models import Inputs, Loaded
 from headwise.record import Record
@@ -47,6 +48,7 @@ def examine(
     *,
     links: Sequence[tuple[str, str]] = (),
     importance: bool = False,
+    rollout: Sequence[str] = (),
     progress: Progress | None = None,
     command: str = "",
 ) -> list[Record]:
@@ -57,29 +59,35 @@ def examine(
         links: (query, key) pairs of token texts; the heads that link them most are recorded.
         importance: also how much the next-token loss on this input leans on each head (Michel et
             al. 2019), by one more pass, forward and backward; causal language models only.
+        rollout: token texts; of each, how much of its last vector rolls back to each input token
+            through all layers (Abnar & Zuidema 2020); encoders only. All their calls are kept.
         progress: called with (calls done, calls expected or None, what was done last).
         command: how this was asked for, kept in the `run` record.
 
     Returns:
         Records of the kinds run, axis, attention, head, map, top, received, similarity,
-        layer_summary and link.
+        layer_summary and link; and rollout where it was asked for.
 
     Raises:
-        BadInput: a link names a token that the input does not hold; importance of a model that is
-            no causal language model, or whose heads surgery does not know.
+        BadInput: a link or a rollout names a token that the input does not hold; importance of a
+            model that is no causal language model, or whose heads surgery does not know; a rollout
+            in a model without an encoder.
         NothingToWatch: no attention call could be caught.
     """
     started = time.perf_counter()
     taker = _Taker(inputs, _expected_calls(loaded.model), _map_cells(loaded.model), progress)
     taker.causal_stacks = CAUSAL_STACKS.get(loaded.kind, frozenset())
     taker.asked = [Asked.find(inputs.axes, query, key) for query, key in links]
+    rolls = [_Rollout.find(loaded, inputs, text) for text in rollout]
+    taker.rolled = {roll.stack: [] for roll in rolls}
     if importance:
         taker.importance = _importance(loaded, inputs)
     with watch(loaded.model, on_call=taker.take, keep=False) as seen:
         loaded.run(inputs)
     run = _run_record(loaded, inputs, seen, time.perf_counter() - started, command)
     axes = [Record("axis", {"axis": name}, values) for name, values in inputs.axes.items()]
-    return [run, *axes, *taker.records, *taker.link_records()]
+    shares = [roll.record(taker.rolled[roll.stack]) for roll in rolls]
+    return [run, *axes, *taker.records, *taker.link_records(), *shares]
 
 
 def records_of(seen: Seen, *, tokens: Sequence[str] | None = None) -> list[Record]:
@@ -150,6 +158,8 @@ class _Taker:
     asked: list[Asked] = field(default_factory=list)
     strongest: StrongestLinks = field(default_factory=StrongestLinks)
     causal_stacks: frozenset[str] = frozenset()
+    # Self-attention calls by stack, of the stacks that a rollout was asked of.
+    rolled: dict[str, list[AttentionCall]] = field(default_factory=dict)
     # By id of the attention module, of each head; empty where it was not asked for.
     importance: Mapping[str, Tensor] = field(default_factory=dict)
     # Where axes may be added for calls whose lengths are not those of the input.
@@ -175,6 +185,8 @@ class _Taker:
         if item.kind == "cross":
             options["query_positions"] = torch.arange(call.query_length)
             options["key_positions"] = torch.arange(call.key_length)
+        if item.kind == "self" and item.stack in self.rolled:
+            self.rolled[item.stack].append(call)
         found = statistics.head_statistics(call, **options)
         self.records.append(self._attention_record(name, item, query_axis, key_axis))
         own = self.importance.get(name)
@@ -251,6 +263,45 @@ class _Taker:
             "key_offset": call.key_length - call.query_length if item.kind == "self" else 0,
         }
         return Record("attention", {"id": name}, values)
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    """One token that a rollout was asked of: a span of tokens of an encoder's axis."""
+
+    text: str
+    stack: str
+    axis: str
+    place: range
+
+    @classmethod
+    def find(cls, loaded: Loaded, inputs: Inputs, text: str) -> _Rollout:
+        causal_stacks = CAUSAL_STACKS.get(loaded.kind, frozenset())
+        stacks = [stack for stack in inputs.stacks if stack not in causal_stacks]
+        if not stacks:
+            raise BadInput(
+                "--rollout: wanted a model with an encoder, whose tokens see each other both ways; "
+                f"{loaded.name} is of kind {loaded.kind}"
+            )
+        for stack in stacks:
+            axis = inputs.stacks[stack]
+            found = places_of(inputs.axes[axis], text)
+            if found:
+                return cls(text, stack, axis, found[0])
+        raise BadInput(
+            f"--rollout: {text!r} is not in the input; give a token or a word as the text has it"
+        )
+
+    def record(self, calls: Sequence[AttentionCall]) -> Record:
+        """Of a word of several tokens, their mean."""
+        rows = [statistics.rollout_row(calls, row)[0] for row in self.place]
+        shares = torch.stack(rows).mean(0)
+        where: dict[str, str | int | None] = {"axis": self.axis, "query": self.place.start}
+        values = {
+            "text": self.text, "tokens": len(self.place), "layers": len(calls),
+            "shares": [float(f"{share:.6g}") for share in shares.tolist()],
+        }  # fmt: skip
+        return Record("rollout", where, values)
 
 
 def _importance(loaded: Loaded, inputs: Inputs) -> Mapping[str, Tensor]:

@@ -46,7 +46,7 @@ class Asked:
         """
         places: list[dict[str, list[range]]] = []
         for name, text in (("query", query), ("key", key)):
-            found = {axis: _places(values, text) for axis, values in axes.items()}
+            found = {axis: places_of(values, text) for axis, values in axes.items()}
             found = {axis: spans for axis, spans in found.items() if spans}
             if not found:
                 raise BadInput(
@@ -189,7 +189,7 @@ def _record(
     return Record("link", {"id": name, "head": head}, values)
 
 
-def _places(axis: Mapping[str, Any], text: str) -> list[range]:
+def places_of(axis: Mapping[str, Any], text: str) -> list[range]:
     """Where `text` stands among an axis' tokens: as a token, else as a word, else as a phrase."""
     wanted = text.strip()
     if not wanted:

@@ -46,6 +46,14 @@ def report(
             "backward.",
         ),
     ] = False,
+    rollout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            help="How much of TOKEN's last vector rolls back to each input token, in encoders. May "
+            "be repeated.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     records: Annotated[
         Path | None, typer.Option(help="Also write the records, one JSON line each.")
@@ -67,8 +75,8 @@ def report(
     from headwise.terminal import print_summary
 
     inputs = {"text": text, "file": file, "image": image, "audio": audio}
-    asked = importance or None
-    _one_input(model, from_, **inputs, link=link, importance=asked, records=records, dtype=dtype)
+    of_model = {"link": link, "importance": importance or None, "rollout": rollout}
+    _one_input(model, from_, **inputs, **of_model, records=records, dtype=dtype)
     _apart(out=out, records=records, from_=from_)
     for path in (out, records):
         if path is not None:
@@ -82,7 +90,7 @@ def report(
             from headwise.models import read_text
 
             given["text"] = _read_stdin() if file == "-" else read_text(file)
-        found = _examine(model, given, _links(link), importance, dtype, device)
+        found = _examine(model, given, _links(link), importance, rollout or [], dtype, device)
         if records is not None:
             write(records, found)
     write_report(found, out)
@@ -150,6 +158,7 @@ def _examine(
     given: dict[str, Any],
     links: list[tuple[str, str]],
     importance: bool,
+    rollout: list[str],
     dtype: str | None,
     device: str,
 ) -> list[Any]:
@@ -168,6 +177,7 @@ def _examine(
             inputs,
             links=links,
             importance=importance,
+            rollout=rollout,
             progress=lambda done, total, name: work.update(done, total, f"measured {name}"),
             command=command,
         )

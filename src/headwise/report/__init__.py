@@ -24,7 +24,8 @@ __all__ = ["build", "overview", "write_report"]
 # One idea a file; each uses only names of those before it.
 SCRIPTS = (
     "dom", "colour", "data", "statistics", "weights", "tokens", "axisview", "mapview",
-    "overview", "pick", "head", "table", "similarity", "checks", "cost", "study", "about", "app",
+    "overview", "pick", "head", "table", "similarity", "rollout", "checks", "cost", "study",
+    "about", "app",
 )  # fmt: skip
 
 

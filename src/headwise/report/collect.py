@@ -109,6 +109,7 @@ class Run:
     studies: list[dict[str, Any]] = field(default_factory=list)
     baselines: list[dict[str, Any]] = field(default_factory=list)
     answers: list[dict[str, Any]] = field(default_factory=list)
+    rollouts: list[dict[str, Any]] = field(default_factory=list)
 
 
 def collect(records: Iterable[Record]) -> Run:
@@ -168,6 +169,10 @@ def collect(records: Iterable[Record]) -> Run:
     for record in kinds.get("link", []):
         with _reading(record):
             links.append(_link(_owner(record, modules), record))
+    rollouts = []
+    for record in kinds.get("rollout", [])[:MOST_ROWS]:
+        with _reading(record):
+            rollouts.append(_rollout(record, axes))
     with _reading(runs[0]):
         facts = _plain(dict(runs[0].values))
         if not isinstance(facts.get("not_caught", []), list):
@@ -183,7 +188,9 @@ def collect(records: Iterable[Record]) -> Run:
             m.layer,
         ),
     )
-    return Run(facts, axes, ordered, links, checks, *found.values())
+    run = Run(facts, axes, ordered, links, checks, *found.values())
+    run.rollouts = rollouts
+    return run
 
 
 @contextmanager
@@ -348,6 +355,26 @@ def _link(module: Module, record: Record) -> dict[str, Any]:
     return {
         "id": module.id, "head": _which(module, record), "query": query, "key": key,
         "weight": _plain(float(values["weight"])), "asked": bool(values.get("asked")),
+    }  # fmt: skip
+
+
+def _rollout(record: Record, axes: Mapping[str, Axis]) -> dict[str, Any]:
+    """How much of a token's last vector rolls back to each token of its axis."""
+    name, query = str(record.where["axis"]), record.where["query"]
+    if name not in axes:
+        raise ValueError("no 'axis' record of this name")
+    count = len(axes[name].tokens)
+    if isinstance(query, bool) or not isinstance(query, int) or not 0 <= query < count:
+        raise ValueError(f"query {query!r} of {count} tokens")
+    shares = np.asarray(_list(record.values, "shares"), dtype=np.float64)
+    if shares.shape != (count,):
+        raise ValueError(f"shares of shape {shares.shape}; wanted one for each of {count} tokens")
+    if not (np.isfinite(shares).all() and shares.min() >= 0):
+        raise ValueError("shares: wanted finite numbers, not below 0")
+    return {
+        "axis": name, "query": query, "text": _text(record.values["text"])[:200],
+        "tokens": _count(record.values, "tokens"), "layers": _count(record.values, "layers"),
+        "shares": [float(f"{share:.4g}") for share in shares],
     }  # fmt: skip
 
 

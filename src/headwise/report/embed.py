@@ -74,6 +74,7 @@ def payload(run: Run) -> dict[str, Any]:
         "studies": run.studies,
         "baselines": run.baselines,
         "answers": run.answers,
+        "rollouts": run.rollouts,
     }
     left = BUDGET - len(json.dumps(data, ensure_ascii=False).encode())
     if left < 200_000:

@@ -2,6 +2,7 @@
 
 const PAGES = [
   ...(MODULES.length ? [["", "Overview"], ["table", "Heads"], ["similarity", "Similarity"], ["links", "Links"]] : []),
+  ...(ROLLOUTS.length ? [["rollout", "Rollout"]] : []),
   ...(CHECKS.length ? [["checks", "Checks"]] : []), ...(COSTS.length ? [["cost", "Cost"]] : []), ...(STUDIES.length ? [["study", "Study"]] : []), ["about", "About"],
 ];
 const FIRST = MODULES.length ? "" : CHECKS.length ? "checks" : COSTS.length ? "cost" : "study";
@@ -59,6 +60,7 @@ async function route() {
   } else if (name === "table") made = tablePage();
   else if (name === "similarity") made = similarityPage();
   else if (name === "links") made = linksPage();
+  else if (name === "rollout") made = rolloutPage();
   else if (name === "about") made = aboutPage();
   else if (name === "checks" || (name === "" && FIRST === "checks")) made = checksPage();
   else if (name === "cost" || (name === "" && FIRST === "cost")) made = costPage();
