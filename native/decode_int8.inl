@@ -13,7 +13,7 @@ HW_INLINE void score_block(const float* query, std::int64_t q_row, const Int8* b
                            std::int64_t first, std::int64_t n, const Int8* values, float* spare,
                            float* scores) {
     constexpr int w = W<float>, all = static_cast<int>(INT8_BLOCK) / w;
-    constexpr int wanted = G == 1 ? 8 : G == 2 ? 4 : 2, across = wanted < all ? wanted : all;
+    constexpr int wanted = G == 1 ? 8 : G == 2 || REGISTERS == 32 ? 4 : 2, across = wanted < all ? wanted : all;
     constexpr std::int64_t step = across * w;
     bool fetched = false;
     for (std::int64_t c = first / step * step; c < first + n; c += step) {
