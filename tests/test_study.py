@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -295,6 +296,42 @@ def test_the_front() -> None:
     assert front(points, "lower") == [0]
 
 
+def test_the_picture_of_few_and_of_many_designs(tmp_path: Path) -> None:
+    few = results_of([[0.5, 0.52], [0.6, 0.61], [0.7, 0.7]])
+    few.baselines = {"popularity": 0.3, "small CNN": 0.65}
+    few.speed = {n: {"latency": 0.001 * (n + 1), "decode": None} for n in range(3)}
+    many = results_of([[0.5, 0.52]] * 2)
+    designs = tuple(
+        Design(256, 2**n, num_kv_heads=2**k) for n in range(6) for k in range(n + 1)
+    )  # fmt: skip
+    many.plan = Plan("planted", designs, (0, 1), many.plan.budget)
+    many.outcomes = [
+        Outcome(n, seed, 0.5 + 0.01 * n + 0.002 * seed, np.zeros(3), 1, 1.0, None)
+        for n in range(len(designs)) for seed in range(2)
+    ]  # fmt: skip
+    many.parameters = tuple(1000 * (n + 1) for n in range(len(designs)))
+
+    def drawn(results: Results) -> str:
+        judged = judge(results)
+        assert judged is not None
+        with matplotlib.rc_context({"svg.fonttype": "none"}):  # words stay words
+            draw(results, judged, tmp_path / "p.svg")
+        draw(results, judged, tmp_path / "p.png")
+        assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+        return (tmp_path / "p.svg").read_text(encoding="utf-8")
+
+    text = drawn(few)
+    assert "latency of one example, ms" in text
+    kept = few.plan.designs[0].kv_bytes_per_token(4)
+    assert f"alike in all: {kept:,} KV bytes of a token, 1,000 parameters" in text
+    assert text.count(">small CNN<") == 1 and "popularity" not in text
+    assert text.count(">4 heads × 16<") == 1, "named once, in the legend"
+    text = drawn(many)
+    assert "latency" not in text and ">parameters<" in text and ">KV bytes of a token<" in text
+    assert all(text.count(f">{design.label}<") == 1 for design in designs)
+    assert {path.name for path in tmp_path.iterdir()} == {"p.svg", "p.png"}
+
+
 # --- designs --------------------------------------------------------------------------------------
 
 
@@ -424,7 +461,7 @@ def test_a_dead_worker_that_held_the_measuring_is_followed_by_another(tmp_path: 
     task, storage = planted(), at(tmp_path / "s.db")
     plan = plan_of(task, steps=3, seeds=1)
     assert run(plan, storage, task=task, speed=False, baselines=False).speed == {}
-    study = open_study(storage, plan.name, 1, 2)
+    study = open_study(storage, plan.name, 1, 3)
     enqueue(study, "speed")
     with pytest.warns(UserWarning, match="Heartbeat of storage"):
         held = study.ask()  # taken by a worker that never does it
@@ -432,7 +469,7 @@ def test_a_dead_worker_that_held_the_measuring_is_followed_by_another(tmp_path: 
     study._storage.record_heartbeat(held._trial_id)
     told: list[str] = []
     begun = time.monotonic()
-    found = run(plan, storage, task=task, baselines=False, heartbeat=1, grace=2,
+    found = run(plan, storage, task=task, baselines=False, heartbeat=1, grace=3,
                 say=lambda done, total, line: told.append(line))  # fmt: skip
     assert time.monotonic() - begun > 1.5, "a claim that lives is respected"
     assert "waiting for another worker" in told and len(found.speed) == 2

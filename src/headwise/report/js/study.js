@@ -13,7 +13,7 @@ function studyFront(points, cost) {
   return front;
 }
 
-/** Dots of one task's designs: quality over a cost; the chosen one has the second colour, the front is joined. Its name is always there; one that would lie on another, on a dot or outside is left to the dot's title. */
+/** Dots of one task's designs: quality over a cost; the chosen one has the second colour and its name, the front is joined. Another's name that would lie on a name, on a dot or outside is left to the dot's title. */
 function studyChart(title, rows, cost, text) {
   const points = rows.filter((r) => typeof r[cost] === "number");
   if (points.length < 2) return null;
