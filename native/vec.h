@@ -74,21 +74,21 @@ HW_INLINE void store_some(T* p, VecOf<Arithmetic<T>> v, std::int64_t n) {
 }
 
 // Reductions in a fixed order, halves joined until one lane is left.
-template <class A>
-HW_INLINE A sum(VecOf<A> v) {
-    A x[Vec<A>::lanes];
-    store(x, v);
-    for (int n = Vec<A>::lanes / 2; n > 0; n /= 2)
-        for (int i = 0; i < n; ++i) x[i] += x[i + n];
-    return x[0];
+template <int STEP, class A, int... I>
+HW_INLINE VecOf<A> turn(VecOf<A> v, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(v, v, ((I + STEP) % Vec<A>::lanes)...);
 }
-template <class A>
+template <class A, int STEP = Vec<A>::lanes / 2>
+HW_INLINE A sum(VecOf<A> v) {
+    using All = std::make_integer_sequence<int, Vec<A>::lanes>;
+    if constexpr (STEP == 0) return v[0];
+    else return sum<A, STEP / 2>(v + turn<STEP, A>(v, All{}));
+}
+template <class A, int STEP = Vec<A>::lanes / 2>
 HW_INLINE A largest(VecOf<A> v) {
-    A x[Vec<A>::lanes];
-    store(x, v);
-    for (int n = Vec<A>::lanes / 2; n > 0; n /= 2)
-        for (int i = 0; i < n; ++i) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
-    return x[0];
+    using All = std::make_integer_sequence<int, Vec<A>::lanes>;
+    if constexpr (STEP == 0) return v[0];
+    else return largest<A, STEP / 2>(maximum(v, turn<STEP, A>(v, All{})));
 }
 
 // 0, 1, 2 … in every lane's own type of integer.

@@ -156,7 +156,7 @@ def test_gradients_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize(
-    "shape", [(1, 3, 3, 128, 128, 64, 64), (2, 4, 4, 300, 517, 80, 80)], ids=str
+    "shape", [(1, 12, 12, 128, 128, 64, 64), (2, 4, 4, 300, 517, 80, 80)], ids=str
 )
 def test_bfloat16_errs_no_more_than_torch(isa: str, shape: tuple[int, ...]) -> None:
     """Where weights are rounded to bfloat16 between the two products, as torch's are."""
@@ -165,7 +165,7 @@ def test_bfloat16_errs_no_more_than_torch(isa: str, shape: tuple[int, ...]) -> N
     torchs = torch.nn.functional.scaled_dot_product_attention(*leaves)
     mine = attention(*leaves, backend="native")
     off = [float((out.double() - want).square().mean().sqrt()) for out in (mine, torchs)]
-    assert off[0] <= 1.02 * off[1], off
+    assert off[0] <= 1.01 * off[1], off
 
 
 def test_a_row_that_sees_one_value_gives_it_exactly(isa: str) -> None:
