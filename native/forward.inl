@@ -6,6 +6,7 @@
 
 constexpr std::int64_t TILE_KEYS = 256;
 constexpr std::int64_t MOST_ROWS = 72;
+constexpr std::int64_t VALUE_STEP = 2 * VALUE_ROWS;  // rows whose values are added in one go
 
 template <class T, class M = Singles<Arithmetic<T>>>
 struct ForwardPass {
@@ -104,40 +105,79 @@ struct ForwardPass {
               std::int64_t low, std::int64_t high, const RowMask* mask, RowState<A>* state,
               const A* query, std::int64_t q_row, const A* keys, const A* values, std::int64_t panel,
               A* scores, A* shrink, A* weighed, A* sums) const {
-        const std::int64_t width = round_up(high - low, PANEL<A>);
-        for (std::int64_t j = 0; j < width; j += PANEL<A>)
-            score_rows<KEY_ROWS, A, M>(count, query, q_row, keys + j * depth, depth, scores + j,
-                                       TILE_KEYS);
+        // What each row sees of the tile, in whole panels: under a causal mask much of a short call
+        // lies outside.
+        Span seen[MOST_ROWS];
+        for (std::int64_t r = 0; r < count; ++r) seen[r] = panels(mask[r], low, high);
+        for (std::int64_t j = 0; j < high - low; j += PANEL<A>) {
+            std::int64_t from = 0, to = count;
+            while (from < to && !(seen[from].low <= j && j < seen[from].high)) ++from;
+            while (from < to && !(seen[to - 1].low <= j && j < seen[to - 1].high)) --to;
+            from = from / KEY_ROWS * KEY_ROWS;  // whole register tiles
+            to = least(count, round_up(to, KEY_ROWS));
+            score_rows<KEY_ROWS, A, M>(to - from, query + from * q_row, q_row, keys + j * depth,
+                                       depth, scores + from * TILE_KEYS + j, TILE_KEYS);
+        }
         for (std::int64_t r = 0; r < count; ++r) {
-            A* s = scores + r * TILE_KEYS;
-            if (mask[r].none(low, high)) {
-                __builtin_memset(s, 0, static_cast<std::size_t>(width) * sizeof(A));
-                shrink[r] = A(1);
-                continue;
-            }
+            const std::int64_t from = seen[r].low, width = seen[r].high - from;
+            const std::int64_t n = least(width, high - low - from), key = low + from;
+            A* s = scores + r * TILE_KEYS + from;
+            shrink[r] = A(1);
+            if (width == 0) continue;
             const std::int64_t head = kv * groups + (begin + r) % groups, i = (begin + r) / groups;
             if (!how.plain) {
                 const Bias& bias = call.bias;
-                const T* from = static_cast<const T*>(bias.data);
-                if (from)
-                    from += b * bias.batch + head * bias.head + i * bias.row + low * bias.key;
-                adjust_scores(s, high - low, how, from, bias.key);
+                const T* added = static_cast<const T*>(bias.data);
+                if (added)
+                    added += b * bias.batch + head * bias.head + i * bias.row + key * bias.key;
+                adjust_scores(s, n, how, added, bias.key);
             }
-            if (!mask[r].all(low, low + width)) hide_scores(s, width, low, mask[r]);
+            if (!mask[r].all(key, key + width)) hide_scores(s, width, key, mask[r]);
             if constexpr (M::PER == 1) {
                 shrink[r] = weigh_row(s, width, how.slope, state[r]);
                 weighed[r] = state[r].l;
             } else {
-                shrink[r] = weigh_pairs(s, width, how.slope, state[r], weighed[r]);
+                shrink[r] = weigh_pairs(s, width, how.slope, state[r], weighed[r], s - from / M::PER);
             }
             if (call.dropout > 0)
-                drop(s, high - low, draw_of(call, b, head, i), low,
+                drop(s, n, draw_of(call, b, head, i), key,
                      static_cast<A>(1.0 / (1.0 - call.dropout)));
         }
-        weigh_values<A, M>(count, call.value_dim,
-                           {scores, TILE_KEYS, 1, values, COLUMNS<A>, panel,
-                            (high - low + M::PER - 1) / M::PER, shrink},
-                           sums, value_width);
+        for (std::int64_t r = 0; r < count; r += VALUE_STEP) {
+            const std::int64_t some = least(VALUE_STEP, count - r);
+            Span all{0, 0};
+            for (std::int64_t k = r; k < r + some; ++k) {
+                if (seen[k].low >= seen[k].high) continue;
+                if (all.low >= all.high) all = seen[k];
+                all = {least(all.low, seen[k].low), most(all.high, seen[k].high)};
+            }
+            if (all.low >= all.high) continue;
+            for (std::int64_t k = r; k < r + some; ++k) {
+                // Weights of 0 where others of the step see more.
+                A* p = scores + k * TILE_KEYS;
+                const Span own = seen[k].low < seen[k].high ? seen[k] : Span{all.high, all.high};
+                clear(p + all.low / M::PER, (own.low - all.low) / M::PER);
+                clear(p + own.high / M::PER, (all.high - own.high) / M::PER);
+            }
+            const std::int64_t first = all.low / M::PER;
+            const std::int64_t n = least(all.high, high - low) - all.low;
+            weigh_values<A, M>(some, call.value_dim,
+                               {scores + r * TILE_KEYS + first, TILE_KEYS, 1,
+                                values + first * COLUMNS<A>, COLUMNS<A>, panel,
+                                (n + M::PER - 1) / M::PER, shrink + r},
+                               sums + r * value_width, value_width);
+        }
+    }
+
+    // The panels of the tile [low, high) in which a row sees keys, counted from `low`.
+    static Span panels(const RowMask& row, std::int64_t low, std::int64_t high) {
+        if (row.none(low, high)) return {0, 0};
+        const std::int64_t first = most(row.first(), low) - low, last = least(row.last(), high) - low;
+        return {first / PANEL<A> * PANEL<A>, round_up(last, PANEL<A>)};
+    }
+
+    static void clear(A* p, std::int64_t n) {
+        __builtin_memset(p, 0, static_cast<std::size_t>(n) * sizeof(A));
     }
 
     void finish(std::int64_t b, std::int64_t kv, std::int64_t begin, std::int64_t count,

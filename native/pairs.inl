@@ -35,12 +35,12 @@ struct Pairs {
     }
 };
 
-// As weigh_row, but the weights are rounded to bfloat16 and laid side by side over the first half of
-// the scores. Two sums are kept: state.l of the weights as they are, for the logsumexp, and `weighed`
-// of the rounded ones, for the output, whose weights then sum to 1. The maximum is not rounded up: the
-// largest weight is then 1 and loses nothing.
-HW_INLINE float weigh_pairs(float* s, std::int64_t n, float slope, RowState<float>& state,
-                            float& weighed) {
+// As weigh_row, but the weights are rounded to bfloat16 and laid side by side from `to` on, which may
+// be where the scores lie. Two sums are kept: state.l of the weights as they are, for the logsumexp,
+// and `weighed` of the rounded ones, for the output, whose weights then sum to 1. The maximum is not
+// rounded up: the largest weight is then 1 and loses nothing.
+HW_INLINE float weigh_pairs(const float* s, std::int64_t n, float slope, RowState<float>& state,
+                            float& weighed, float* to) {
     constexpr int w = W<float>;
     const float top = highest(s, n) * slope;
     const float m = top > state.m ? top : state.m;
@@ -55,7 +55,7 @@ HW_INLINE float weigh_pairs(float* s, std::int64_t n, float slope, RowState<floa
         total[1] += b;
         const IntOf<float> pairs = narrow_pairs(a, b);
         rounded = dot_pairs(pairs, ones, rounded);
-        store(s + j / 2, (VecOf<float>)pairs);
+        store(to + j / 2, (VecOf<float>)pairs);
     }
     const float shrink = m == state.m ? 1.0f : exp2_one(state.m - m);
     state.l = state.l * shrink + sum<float>(total[0] + total[1]);
