@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+import optuna
 import pytest
 import torch
 from scipy import stats
@@ -382,8 +383,6 @@ def test_a_step_of_generation_is_timed_apart_from_its_beginning() -> None:
 
 
 def states(storage: str) -> list[tuple[str, Any]]:
-    import optuna
-
     backend = optuna.storages.RDBStorage(storage)
     try:
         (summary,) = optuna.get_all_study_summaries(backend)
@@ -475,6 +474,27 @@ def test_a_dead_worker_that_held_the_measuring_is_followed_by_another(tmp_path: 
     assert "waiting for another worker" in told and len(found.speed) == 2
     speeds = [state for state, key in states(storage) if key == "speed"]
     assert speeds == ["FAIL", "COMPLETE"]
+
+
+def test_a_training_that_another_worker_gave_up_is_taken_over(tmp_path: Path, monkeypatch) -> None:
+    """Ctrl-C on one machine: the others end its training before they measure speed."""
+    task, storage, fit = planted(), at(tmp_path / "s.db"), trials.train
+    plan = plan_of(task, steps=3, seeds=1)
+    study = open_study(storage, plan.name, 1, 20)
+    trials.put_trainings(study, plan)
+    with pytest.warns(UserWarning, match="Heartbeat of storage"):
+        other = study.ask()
+    study._storage.record_heartbeat(other._trial_id)
+
+    def interrupt_the_other(*given: Any, **more: Any) -> Any:
+        if not [state for state, _ in states(storage) if state == "FAIL"]:
+            study.tell(other, state=optuna.trial.TrialState.FAIL)
+        return fit(*given, **more)
+
+    monkeypatch.setattr(trials, "train", interrupt_the_other)
+    found = run(plan, storage, task=task, heartbeat=1)
+    assert found.left == 0 and len(found.speed) == 2
+    assert [key for _, key in states(storage)] == [(0, 0), (1, 0), (0, 0), "speed", "baselines"]
 
 
 def test_work_that_two_put_in_is_done_once(tmp_path: Path, monkeypatch) -> None:
