@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -38,9 +38,11 @@ def materialised_statistics(query: Tensor, key: Tensor) -> dict[str, Tensor]:
     }
 
 
-def peak(what: str) -> int:
+def peak(what: str) -> int | None:
     """Bytes by which a process of its own grows at most over statistics of 1×8×2048×64: "headwise"
-    or "maps"."""
+    or "maps"; None where the system (not Linux) does not say."""
+    if not Path("/proc/self/status").exists():
+        return None
     command = [sys.executable, "-m", "benchmarks.maps", what]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return int(done.stdout)
@@ -55,9 +57,16 @@ def _grow(what: str) -> int:
             headwise.head_statistics(AttentionCall(query, key, key, causal()))
 
     run(256)  # what the libraries take at their first call is not counted
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _high_water()
     run(2048)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return _high_water() - before
+
+
+def _high_water() -> int:
+    """The most bytes that this process has held. Linux's own record: getrusage's begins with what
+    the parent held."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":

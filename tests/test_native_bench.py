@@ -71,3 +71,16 @@ def test_the_picture_shows_every_row(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     drawn = (tmp_path / "drawn.svg").read_text()
     for text in ("fp32 full", "SmolLM2 prefill", "1.31", "1.62", "the best other library"):
         assert f"<!-- {text} -->" in drawn, text
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak")
+def test_peak_memory_is_the_childs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.chdir(ROOT)
+    from benchmarks import maps
+
+    held = torch.ones(300_000_000)  # what this process holds must not hide the child's growth
+    whole, linear = maps.peak("maps"), maps.peak("headwise")
+    del held
+    assert whole is not None and linear is not None
+    assert whole > 8 * 2048**2 * 4 and 0 < linear < whole / 5
