@@ -126,7 +126,7 @@ class TextTask(Task):
         return Design(embed_dim=128, num_heads=4, layers=2, feedforward=512, dropout=0.0)
 
     def budget(self, name: str = "quick") -> Budget:
-        steps = {"quick": 600, "full": 10000}[name]
+        steps = {"quick": 450, "full": 10000}[name]
         return Budget(
             steps=steps,
             batch_size=BATCH,
