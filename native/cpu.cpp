@@ -79,7 +79,8 @@ std::vector<Isa> supported() {
         // F, DQ, BW and VL: what every server core since 2017 with AVX-512 has.
         const bool avx512 = avx2 && zmm && has(seven.ebx, 16) && has(seven.ebx, 17) &&
                             has(seven.ebx, 30) && has(seven.ebx, 31);
-        const bool bf16 = avx512 && seven.eax >= 1 && has(cpuid(7, 1).eax, 5);
+        // Dot products of bfloat16 pairs and (VNNI) of byte quads: no CPU has only the first.
+        const bool bf16 = avx512 && has(seven.ecx, 11) && seven.eax >= 1 && has(cpuid(7, 1).eax, 5);
         if (bf16) found.push_back(Isa::avx512bf16);
         if (avx512) found.push_back(Isa::avx512);
         if (avx2) found.push_back(Isa::avx2);

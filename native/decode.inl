@@ -225,6 +225,8 @@ struct PlainSteps : InPlace<T> {
     using A = Arithmetic<T>;
     using InPlace<T>::call;
 
+    static constexpr std::int64_t ALIGNED = 1;  // a head's first step begins at a multiple of this
+
     std::int64_t scratch_numbers(int heads) const { return heads * round_up(call.dim, W<A>); }
     template <int G>
     HW_INLINE void score(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, const A* query,
@@ -234,7 +236,7 @@ struct PlainSteps : InPlace<T> {
     }
     template <int G>
     HW_INLINE void weigh(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, A* weights,
-                         const A* shrink, A* out, std::int64_t out_row) const {
+                         const A* shrink, A*, A* out, std::int64_t out_row) const {
         add_values<G, T>(weights, row_of<T>(call.value, b, kv, j), call.value.row, n, call.value_dim,
                          shrink, out, out_row,
                          j + n < call.keys ? row_of<T>(call.key, b, kv, j + n) : nullptr, call.key.row);
@@ -323,7 +325,7 @@ struct DecodePass {
                     drop(s, n, draw_of(call, b, head, 0), j,
                          static_cast<A>(1.0 / (1.0 - call.dropout)));
             }
-            steps.template weigh<G>(b, kv, j, n, scores, shrink, part + 2, stride);
+            steps.template weigh<G>(b, kv, j, n, scores, shrink, spare, part + 2, stride);
         }
         for (int g = 0; g < G; ++g) {
             part[g * stride] = state[g].m;
@@ -359,6 +361,7 @@ struct DecodePass {
         std::int64_t splits = 0, longest = 1;
         for (std::int64_t n = 0; n < all; ++n) {
             spans[n] = group_span(call, n / call.kv_heads, n % call.kv_heads);
+            spans[n].low -= spans[n].low % Steps::ALIGNED;
             before[n] = splits;
             const std::int64_t own = splits_of(spans[n]);
             splits += own;

@@ -63,9 +63,63 @@ struct Int8Steps {
         return row_of<float>(held.value_scale, b, kv, 0)[j];
     }
 
+    static constexpr std::int64_t ALIGNED = INT8_BLOCK;
+
+    // A query with the scales of a block, a block's scores, and either as digits.
     std::int64_t scratch_numbers(int heads) const {
-        return heads * (round_up(call.dim, W<A>) + INT8_BLOCK);
+        const std::int64_t q_row = round_up(call.dim, W<A>);
+        return heads * (q_row + INT8_BLOCK + most(q_row, STEP_KEYS));
     }
+
+#if defined(HEADWISE_QUADS)
+    // A block's scores. False: not done, float must do it. Meanwhile the values that these keys weigh
+    // are fetched.
+    template <int G>
+    HW_INLINE bool score_quads(const float* scale, const A* query, std::int64_t q_row, const Int8* block,
+                               const Int8* values, A* spare, A* scores) const {
+        Digits turned[G];
+        const std::int64_t row = round_up(call.dim, W<A>);
+        std::uint8_t* bytes = reinterpret_cast<std::uint8_t*>(spare);
+        for (int g = 0; g < G; ++g) {
+            turned[g] = {bytes + g * DIGITS<T> * row, row, 0};
+            if (!write_digits<DIGITS<T>, true>(query + g * q_row, scale, call.dim, turned[g])) return false;
+        }
+        multiply_bytes<G, DIGITS<T>, true>(
+            turned, block, INT8_BLOCK, call.dim, scores, STEP_KEYS, [&](std::int64_t d) {
+                for (std::int64_t i = d; i < d + 4; ++i) __builtin_prefetch(values + i * INT8_BLOCK, 0, 2);
+            });
+        return true;
+    }
+
+    // How many columns of values are done; float does the others. Meanwhile the keys of the next step
+    // are fetched.
+    template <int G>
+    HW_INLINE std::int64_t weigh_quads(const A* weights, const float* scale, const Int8* values,
+                                       std::int64_t n, const Int8* next, const A* shrink, A* spare,
+                                       A* out, std::int64_t out_row) const {
+        Digits weight[G];
+        if (call.value_dim < INT8_BLOCK) return 0;
+        std::uint8_t* bytes = reinterpret_cast<std::uint8_t*>(spare + G * INT8_BLOCK);
+        for (int g = 0; g < G; ++g) {
+            weight[g] = {bytes + g * DIGITS<T> * STEP_KEYS, STEP_KEYS, 0};
+            if (!write_digits<DIGITS<T>, false>(weights + g * STEP_KEYS, scale, n, weight[g])) return 0;
+        }
+        std::int64_t d = 0;
+        for (; d + INT8_BLOCK <= call.value_dim; d += INT8_BLOCK) {
+            const Int8* ahead = next + d * STEP_KEYS;
+            multiply_bytes<G, DIGITS<T>, false>(
+                weight, values + d, held.value.row, n, spare, INT8_BLOCK, [&](std::int64_t j) {
+                    for (std::int64_t i = j; i < j + 4; ++i) __builtin_prefetch(ahead + i * INT8_BLOCK, 0, 2);
+                });
+            for (int g = 0; g < G; ++g)
+                for (std::int64_t c = 0; c < INT8_BLOCK; c += W<A>) {
+                    A* to = out + g * out_row + d + c;
+                    store(to, fma(load(to), fill(shrink[g]), load(spare + g * INT8_BLOCK + c)));
+                }
+        }
+        return d;
+    }
+#endif
 
     template <int G>
     HW_INLINE void score(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, const A* query,
@@ -76,14 +130,21 @@ struct Int8Steps {
             const std::int64_t block = at / INT8_BLOCK, first = at % INT8_BLOCK;
             const std::int64_t some = least(stored - at, INT8_BLOCK - first);
             const float* scale = row_of<float>(held.key_scale, b, kv, block);
+            const Int8* keys = row_of<Int8>(held.key, b, kv, block);
+            const Int8* values = row_of<Int8>(held.value, b, kv, at);
+            A* to = scores + (at - j);
+#if defined(HEADWISE_QUADS)
+            if (score_quads<G>(scale, query, q_row, keys, values, folded, to)) {
+                at += some;
+                continue;
+            }
+#endif
             for (std::int64_t d = 0; d < call.dim; d += W<A>) {
                 const VecOf<A> s = load_some(scale + d, call.dim - d);
                 for (int g = 0; g < G; ++g)
                     store(folded + g * q_row + d, load(query + g * q_row + d) * s);
             }
-            score_block<G>(folded, q_row, row_of<Int8>(held.key, b, kv, block), call.dim, first, some,
-                           row_of<Int8>(held.value, b, kv, at), folded + G * q_row,
-                           scores + (at - j));
+            score_block<G>(folded, q_row, keys, call.dim, first, some, values, folded + G * q_row, to);
             at += some;
         }
         if (at < high)
@@ -94,16 +155,24 @@ struct Int8Steps {
 
     template <int G>
     HW_INLINE void weigh(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, A* weights,
-                         const A* shrink, A* out, std::int64_t out_row) const {
+                         const A* shrink, A* spare, A* out, std::int64_t out_row) const {
         const float* scale = row_of<float>(held.value_scale, b, kv, 0) + j;
+        const Int8* values = row_of<Int8>(held.value, b, kv, j);
+        std::int64_t done = 0;
+#if defined(HEADWISE_QUADS)
+        const Int8* next = row_of<Int8>(held.key, b, kv, (j + n) / INT8_BLOCK);
+        done = weigh_quads<G>(weights, scale, values, n, next, shrink, spare, out, out_row);
+        if (done == call.value_dim) return;
+#else
+        (void)spare;
+#endif
         for (std::int64_t i = 0; i < n; i += W<A>) {
             const VecOf<A> s = load_some(scale + i, n - i);
             for (int g = 0; g < G; ++g)
                 store(weights + g * STEP_KEYS + i, load(weights + g * STEP_KEYS + i) * s);
         }
-        add_values<G, Int8>(weights, row_of<Int8>(held.value, b, kv, j), held.value.row, n,
-                            call.value_dim, shrink, out, out_row,
-                            static_cast<const Int8*>(nullptr), 0);
+        add_values<G, Int8>(weights, values + done, held.value.row, n, call.value_dim - done, shrink,
+                            out + done, out_row, static_cast<const Int8*>(nullptr), 0);
     }
 
     // For rows that meet a number that is not finite: in double, as the definition has it.

@@ -38,6 +38,9 @@ namespace {
 #include "finish.inl"
 #include "forward.inl"
 #include "decode.inl"
+#if defined(HEADWISE_QUADS)
+#include "quads.inl"
+#endif
 #include "decode_int8.inl"
 #include "backward.inl"
 #include "statistics.inl"

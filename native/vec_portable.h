@@ -70,6 +70,13 @@ HW_INLINE I32 narrow_pairs(F32 a, F32 b) {
 }
 #endif
 
+#if defined(HEADWISE_QUADS)
+HW_INLINE I32 dot_quads(I32 a, I32 b, I32 c) {
+    for (int t = 0; t < 32; t += 8) c += ((a >> t) & 0xFF) * ((b << (24 - t)) >> 24);
+    return c;
+}
+#endif
+
 HW_INLINE F32 load_byte(const Int8* p) {
     typedef std::int8_t Bytes __attribute__((vector_size(HEADWISE_BYTES / 4)));
     Bytes b;

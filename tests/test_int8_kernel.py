@@ -106,7 +106,9 @@ def test_it_is_the_definition_on_what_the_cache_stands_for(
             msg=lambda text, name=name: f"{name}: {text}",
         )  # fmt: skip
         peak = max(1.0, float(want_lse.nan_to_num(0, 0, 0).abs().max()))
-        torch.testing.assert_close(lse.double(), want_lse, rtol=0, atol=3e-6 * peak)
+        # For bfloat16 the query may be rounded to 16 bits (native/quads.inl).
+        near = 1e-4 if dtype == torch.bfloat16 else 3e-6
+        torch.testing.assert_close(lse.double(), want_lse, rtol=0, atol=near * peak)
         again, _ = attend_held(call, path)
         assert torch.equal(again, output), f"{name}: not repeatable"
 
