@@ -2,8 +2,8 @@
 
 Each task runs in a process of its own, on one thread, so that its CPU seconds are its own. The
 table is printed and written to bench/tasks.json; `--write-docs` puts it into docs/tasks.md. The
-exit code is 1 where an attention model does not beat its simplest baseline, or takes more than three
-minutes of CPU to train and test (the table's seconds are with the baselines' training).
+exit code is 1 where an attention model does not beat its simplest baseline, or takes more than
+three minutes of CPU to train and test (the table's seconds are with the baselines' training).
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def better(row: dict[str, Any], baseline: dict[str, Any]) -> bool:
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """The rows as a Markdown table; the best of each task is bold."""
     lines = [
-        "| task | metric | attention | baselines, the simplest first | test examples | CPU s, baselines too |",
+        "| task | metric | attention | baselines, the simplest first | test examples "
+        "| CPU s, baselines too |",
         "| --- | --- | --- | --- | ---: | ---: |",
     ]
     for row in rows:
