@@ -5,18 +5,18 @@
 // a block: Σ q·(k·s) = Σ (q·s)·k. A value has one scale, which goes onto its softmax weight. Sums are
 // float. (Keys by channel, values by token: Liu 2024, "KIVI", arXiv 2402.02750; there 2 bits.)
 
-// Scores of n keys from `first` on of one block, G queries, into rows STEP_KEYS apart. Keys lie side by
-// side, so nothing is summed across a vector; each key's sum is its own chain. Meanwhile the next
-// block is fetched, and the values that these keys weigh: a line of 64 bytes a feature.
+// Scores of a block's first n keys, G queries, into rows STEP_KEYS apart; of whole vectors, so up to a
+// block is written. Keys lie side by side, so nothing is summed across a vector; each key's sum is its
+// own chain. Meanwhile the next block is fetched, and the values that these keys weigh: a line of 64
+// bytes a feature.
 template <int G>
 HW_INLINE void score_block(const float* query, std::int64_t q_row, const Int8* block, std::int64_t dim,
-                           std::int64_t first, std::int64_t n, const Int8* values, float* spare,
-                           float* scores) {
+                           std::int64_t n, const Int8* values, float* scores) {
     constexpr int w = W<float>, all = static_cast<int>(INT8_BLOCK) / w;
     constexpr int wanted = G == 1 ? 8 : G == 2 || REGISTERS == 32 ? 4 : 2, across = wanted < all ? wanted : all;
     constexpr std::int64_t step = across * w;
     bool fetched = false;
-    for (std::int64_t c = first / step * step; c < first + n; c += step) {
+    for (std::int64_t c = 0; c < n; c += step) {
         VecOf<float> sum[G][across];
 #pragma GCC unroll 4
         for (int g = 0; g < G; ++g)
@@ -46,11 +46,8 @@ HW_INLINE void score_block(const float* query, std::int64_t q_row, const Int8* b
 #pragma GCC unroll 4
         for (int g = 0; g < G; ++g)
 #pragma GCC unroll 8
-            for (int i = 0; i < across; ++i) store(spare + g * INT8_BLOCK + c + i * w, sum[g][i]);
+            for (int i = 0; i < across; ++i) store(scores + g * STEP_KEYS + c + i * w, sum[g][i]);
     }
-    for (int g = 0; g < G; ++g)
-        __builtin_memcpy(scores + g * STEP_KEYS, spare + g * INT8_BLOCK + first,
-                         static_cast<std::size_t>(n) * sizeof(float));
 }
 
 template <class T>
@@ -65,10 +62,10 @@ struct Int8Steps {
 
     static constexpr std::int64_t ALIGNED = INT8_BLOCK;
 
-    // A query with the scales of a block, a block's scores, and either as digits.
+    // A query with a block's scales, or as digits (no wider than itself); or 64 columns of a sum and
+    // the digits of a step's weights.
     std::int64_t scratch_numbers(int heads) const {
-        const std::int64_t q_row = round_up(call.dim, W<A>);
-        return heads * (q_row + INT8_BLOCK + most(q_row, STEP_KEYS));
+        return heads * most(round_up(call.dim, W<A>), INT8_BLOCK + STEP_KEYS);
     }
 
 #if defined(HEADWISE_QUADS)
@@ -127,8 +124,7 @@ struct Int8Steps {
         const std::int64_t high = j + n, stored = least(high, held.sealed);
         std::int64_t at = j;
         while (at < stored) {
-            const std::int64_t block = at / INT8_BLOCK, first = at % INT8_BLOCK;
-            const std::int64_t some = least(stored - at, INT8_BLOCK - first);
+            const std::int64_t block = at / INT8_BLOCK, some = least(stored - at, INT8_BLOCK);
             const float* scale = row_of<float>(held.key_scale, b, kv, block);
             const Int8* keys = row_of<Int8>(held.key, b, kv, block);
             const Int8* values = row_of<Int8>(held.value, b, kv, at);
@@ -144,7 +140,7 @@ struct Int8Steps {
                 for (int g = 0; g < G; ++g)
                     store(folded + g * q_row + d, load(query + g * q_row + d) * s);
             }
-            score_block<G>(folded, q_row, keys, call.dim, first, some, values, folded + G * q_row, to);
+            score_block<G>(folded, q_row, keys, call.dim, some, values, to);
             at += some;
         }
         if (at < high)

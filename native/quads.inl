@@ -94,7 +94,7 @@ HW_INLINE void multiply_bytes(const Digits* x, const Int8* from, std::int64_t ro
     };
 #pragma GCC unroll 2
     for (int part = 0; part < parts; ++part) {
-        IntOf<float> sums[G][N][vectors], all[vectors];
+        IntOf<float> sums[G][N][vectors], all[vectors];  // all: Σ_r from[r][c], where SIGNED
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; ++v) {
             all[v] = IntOf<float>{};
@@ -150,8 +150,8 @@ HW_INLINE void multiply_bytes(const Digits* x, const Int8* from, std::int64_t ro
             VecOf<float> found[vectors];
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; ++v) {
-                // The lift is 128 in the highest digit.
-                IntOf<float> top = sums[g][N - 1][v] - (SIGNED ? all[v] * 128 : all[v]);
+                IntOf<float> top = sums[g][N - 1][v];
+                if constexpr (SIGNED) top -= all[v] * 128;  // the lift, in the highest digit
                 VecOf<float> total = __builtin_convertvector(top, VecOf<float>);
 #pragma GCC unroll 4
                 for (int t = N - 2; t >= 0; --t)
