@@ -65,11 +65,12 @@ struct Forward {
 constexpr std::int64_t INT8_BLOCK = 64;
 
 // The same where keys and values are stored as int8 (call.queries == 1; call.key and call.value are
-// not read). Keys [0, sealed) lie in blocks, turned over: `key` is (batch, kv_heads, blocks, dim ·
-// INT8_BLOCK), and feature d of key j stands for [j / INT8_BLOCK][d · INT8_BLOCK + j % INT8_BLOCK]
-// times key_scale [j / INT8_BLOCK][d]. The keys after them lie in `tail`, in the call's dtype, from
-// its first row on. Values are all in `value`: that of key j times value_scale [j]. A value scale of
-// NaN says that the token's key or value was not finite.
+// not read). Keys [0, sealed) lie in blocks of INT8_BLOCK, four features of a key side by side, then
+// the block's keys: `key` is (batch, kv_heads, blocks, ⌈dim / 4⌉ · INT8_BLOCK · 4), zeros after dim,
+// and feature d of a key is times key_scale [block][d]. The keys after them lie in `tail`, in the
+// call's dtype, from its first row on. Values are all in `value`, a feature of four keys side by side:
+// (batch, kv_heads, keys / 4, value_dim · 4), that of key j times value_scale [j]. A value scale of NaN
+// says that the token's key or value was not finite.
 struct Quantized {
     Forward forward;
     Tensor key, tail, value;

@@ -5,49 +5,103 @@
 // a block: Σ q·(k·s) = Σ (q·s)·k. A value has one scale, which goes onto its softmax weight. Sums are
 // float. (Keys by channel, values by token: Liu 2024, "KIVI", arXiv 2402.02750; there 2 bits.)
 
+constexpr std::int64_t QUAD = 4;  // numbers that lie side by side
+
+// Byte t of every lane, as float.
+template <int t>
+HW_INLINE VecOf<float> byte_of(IntOf<float> four) {
+    return __builtin_convertvector((four << (24 - 8 * t)) >> 24, VecOf<float>);
+}
+template <class F>
+HW_INLINE void each_byte(const F& f) {
+    f(std::integral_constant<int, 0>{});
+    f(std::integral_constant<int, 1>{});
+    f(std::integral_constant<int, 2>{});
+    f(std::integral_constant<int, 3>{});
+}
+
+// Four lines of memory, asked for ahead of their use.
+HW_INLINE void fetch_lines(const Int8* p, int lines) {
+#pragma GCC unroll 4
+    for (int i = 0; i < lines; ++i) __builtin_prefetch(p + 64 * i, 0, 2);
+}
+
 // Scores of a block's first n keys, G queries, into rows STEP_KEYS apart; of whole vectors, so up to a
 // block is written. Keys lie side by side, so nothing is summed across a vector; each key's sum is its
-// own chain. Meanwhile the next block is fetched, and the values that these keys weigh: a line of 64
-// bytes a feature.
+// own chain. Meanwhile the next block is fetched, and the values that these keys weigh.
 template <int G>
-HW_INLINE void score_block(const float* query, std::int64_t q_row, const Int8* block, std::int64_t dim,
+HW_INLINE void score_block(const float* query, std::int64_t q_row, const Int8* block, std::int64_t quads,
                            std::int64_t n, const Int8* values, float* scores) {
     constexpr int w = W<float>, all = static_cast<int>(INT8_BLOCK) / w;
     constexpr int wanted = G == 1 ? 8 : G == 2 || REGISTERS == 32 ? 4 : 2, across = wanted < all ? wanted : all;
-    constexpr std::int64_t step = across * w;
-    bool fetched = false;
-    for (std::int64_t c = 0; c < n; c += step) {
+    for (std::int64_t c = 0; c < n; c += across * w) {
         VecOf<float> sum[G][across];
 #pragma GCC unroll 4
         for (int g = 0; g < G; ++g)
 #pragma GCC unroll 8
             for (int i = 0; i < across; ++i) sum[g][i] = VecOf<float>{};
-        const auto feature = [&](std::int64_t d) __attribute__((always_inline)) {
-            VecOf<float> k[across];
-#pragma GCC unroll 8
-            for (int i = 0; i < across; ++i) k[i] = load_byte(block + d * INT8_BLOCK + c + i * w);
+        for (std::int64_t q = 0; q < quads; ++q) {
+            if (c == 0) {
+                fetch_lines(block + (quads + q) * QUAD * INT8_BLOCK, 4);
+                fetch_lines(values + q * QUAD * INT8_BLOCK, 4);
+            }
+            const Int8* four = block + (q * INT8_BLOCK + c) * QUAD;
+            each_byte([&](auto t) __attribute__((always_inline)) {
+                VecOf<float> x[G];
 #pragma GCC unroll 4
-            for (int g = 0; g < G; ++g) {
-                const VecOf<float> x = fill(query[g * q_row + d]);
+                for (int g = 0; g < G; ++g) x[g] = fill(query[g * q_row + QUAD * q + t.value]);
 #pragma GCC unroll 8
-                for (int i = 0; i < across; ++i) sum[g][i] = fma(x, k[i], sum[g][i]);
-            }
-        };
-        if (!fetched) {
-            for (std::int64_t d = 0; d < dim; ++d) {
-                __builtin_prefetch(block + (dim + d) * INT8_BLOCK);
-                __builtin_prefetch(values + d * 64);
-                feature(d);
-            }
-            fetched = true;
-        } else {
-            for (std::int64_t d = 0; d < dim; ++d) feature(d);
+                for (int i = 0; i < across; ++i) {
+                    IntOf<float> k;
+                    __builtin_memcpy(&k, four + i * BYTES, BYTES);
+                    const VecOf<float> one = byte_of<t.value>(k);
+#pragma GCC unroll 4
+                    for (int g = 0; g < G; ++g) sum[g][i] = fma(x[g], one, sum[g][i]);
+                }
+            });
         }
 #pragma GCC unroll 4
         for (int g = 0; g < G; ++g)
 #pragma GCC unroll 8
             for (int i = 0; i < across; ++i) store(scores + g * STEP_KEYS + c + i * w, sum[g][i]);
     }
+}
+
+// out (G, NV vectors) = out · shrink + weights (G, 4 · quads) · values. `some`: bytes of the last
+// vector's that are there.
+template <int G, int NV>
+HW_INLINE void add_quads(const float* weights, const Int8* value, std::int64_t row, std::int64_t quads,
+                         const float* shrink, float* out, std::int64_t out_row,
+                         std::int64_t some = BYTES) {
+    constexpr int w = W<float>;
+    VecOf<float> total[G][NV];
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g)
+#pragma GCC unroll 4
+        for (int c = 0; c < NV; ++c) total[g][c] = VecOf<float>{};
+    for (std::int64_t q = 0; q < quads; ++q) {
+        IntOf<float> four[NV] = {};
+#pragma GCC unroll 4
+        for (int c = 0; c < NV; ++c)
+            __builtin_memcpy(&four[c], value + q * row + c * BYTES,
+                             NV == 1 && some < BYTES ? static_cast<std::size_t>(some) : BYTES);
+        each_byte([&](auto t) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+            for (int c = 0; c < NV; ++c) {
+                const VecOf<float> x = byte_of<t.value>(four[c]);
+#pragma GCC unroll 4
+                for (int g = 0; g < G; ++g)
+                    total[g][c] = fma(fill(weights[g * STEP_KEYS + QUAD * q + t.value]), x, total[g][c]);
+            }
+        });
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g)
+#pragma GCC unroll 4
+        for (int c = 0; c < NV; ++c) {
+            float* to = out + g * out_row + c * w;
+            store(to, fma(load(to), fill(shrink[g]), total[g][c]));
+        }
 }
 
 template <class T>
@@ -62,29 +116,47 @@ struct Int8Steps {
 
     static constexpr std::int64_t ALIGNED = INT8_BLOCK;
 
-    // A query with a block's scales, or as digits (no wider than itself); or 64 columns of a sum and
-    // the digits of a step's weights.
+    // A query with a block's scales; or numbers and their digits, of a query or of a step's weights.
     std::int64_t scratch_numbers(int heads) const {
-        return heads * most(round_up(call.dim, W<A>), INT8_BLOCK + STEP_KEYS);
+        return heads * most(round_up(call.dim, W<A>), MOST_DIM * 3 / 4) + MOST_DIM;
     }
 
+    // A row of `value` holds four keys.
+    const Int8* values_of(std::int64_t b, std::int64_t kv, std::int64_t j) const {
+        return row_of<Int8>(held.value, b, kv, j / QUAD);
+    }
+    std::int64_t quads() const { return (call.dim + QUAD - 1) / QUAD; }
+
 #if defined(HEADWISE_QUADS)
+    static constexpr std::int64_t MOST_DIM = 512;
+    // Vectors of sums that are kept in registers at once.
+    static constexpr int across(int digits) { return digits * 4 + 5 <= REGISTERS ? 4 : 2; }
+
     // A block's scores. False: not done, float must do it. Meanwhile the values that these keys weigh
     // are fetched.
     template <int G>
     HW_INLINE bool score_quads(const float* scale, const A* query, std::int64_t q_row, const Int8* block,
                                const Int8* values, A* spare, A* scores) const {
-        Digits turned[G];
-        const std::int64_t row = round_up(call.dim, W<A>);
-        std::uint8_t* bytes = reinterpret_cast<std::uint8_t*>(spare);
-        for (int g = 0; g < G; ++g) {
-            turned[g] = {bytes + g * DIGITS<T> * row, row, 0};
-            if (!write_digits<DIGITS<T>, true>(query + g * q_row, scale, call.dim, turned[g])) return false;
-        }
-        multiply_bytes<G, DIGITS<T>, true>(
-            turned, block, INT8_BLOCK, call.dim, scores, STEP_KEYS, [&](std::int64_t d) {
-                for (std::int64_t i = d; i < d + 4; ++i) __builtin_prefetch(values + i * INT8_BLOCK, 0, 2);
-            });
+        constexpr int n = DIGITS<T>, vectors = across(G * n + 1), w = W<A>;
+        static_assert(INT8_BLOCK % (vectors * w) == 0);
+        if (call.dim > MOST_DIM) return false;
+        std::uint8_t* digits = reinterpret_cast<std::uint8_t*>(spare + MOST_DIM);
+        float unit[G];
+        for (int g = 0; g < G; ++g)
+            if (!write_digits<n, true, MOST_DIM>(query + g * q_row, scale, call.dim, spare,
+                                                 digits + g * n * MOST_DIM, unit[g]))
+                return false;
+        const auto columns = [&](std::int64_t c, const auto& fetch) __attribute__((always_inline)) {
+            multiply_quads<G, n, true, MOST_DIM, vectors>(
+                digits, unit, block + c * QUAD, INT8_BLOCK * QUAD, quads(), fetch,
+                [&](int g, int v, VecOf<A> sum) __attribute__((always_inline)) {
+                    store(scores + g * STEP_KEYS + c + v * w, sum);
+                });
+        };
+        columns(0, [&](std::int64_t q) __attribute__((always_inline)) {
+            fetch_lines(values + q * QUAD * INT8_BLOCK, 4);
+        });
+        for (std::int64_t c = vectors * w; c < INT8_BLOCK; c += vectors * w) columns(c, [](std::int64_t) {});
         return true;
     }
 
@@ -94,43 +166,51 @@ struct Int8Steps {
     HW_INLINE std::int64_t weigh_quads(const A* weights, const float* scale, const Int8* values,
                                        std::int64_t n, const Int8* next, const A* shrink, A* spare,
                                        A* out, std::int64_t out_row) const {
-        Digits weight[G];
-        if (call.value_dim < INT8_BLOCK) return 0;
-        std::uint8_t* bytes = reinterpret_cast<std::uint8_t*>(spare + G * INT8_BLOCK);
-        for (int g = 0; g < G; ++g) {
-            weight[g] = {bytes + g * DIGITS<T> * STEP_KEYS, STEP_KEYS, 0};
-            if (!write_digits<DIGITS<T>, false>(weights + g * STEP_KEYS, scale, n, weight[g])) return 0;
-        }
+        constexpr int count = DIGITS<T>, w = W<A>;
+        if (call.value_dim < w) return 0;
+        std::uint8_t* digits = reinterpret_cast<std::uint8_t*>(spare + STEP_KEYS);
+        float unit[G];
+        for (int g = 0; g < G; ++g)
+            if (!write_digits<count, false, STEP_KEYS>(weights + g * STEP_KEYS, scale, n, spare,
+                                                       digits + g * count * STEP_KEYS, unit[g]))
+                return 0;
         std::int64_t d = 0;
-        for (; d + INT8_BLOCK <= call.value_dim; d += INT8_BLOCK) {
-            const Int8* ahead = next + d * STEP_KEYS;
-            multiply_bytes<G, DIGITS<T>, false>(
-                weight, values + d, held.value.row, n, spare, INT8_BLOCK, [&](std::int64_t j) {
-                    for (std::int64_t i = j; i < j + 4; ++i) __builtin_prefetch(ahead + i * INT8_BLOCK, 0, 2);
-                });
-            for (int g = 0; g < G; ++g)
-                for (std::int64_t c = 0; c < INT8_BLOCK; c += W<A>) {
-                    A* to = out + g * out_row + d + c;
-                    store(to, fma(load(to), fill(shrink[g]), load(spare + g * INT8_BLOCK + c)));
-                }
-        }
+        const auto columns = [&](auto some) __attribute__((always_inline)) {
+            constexpr int vectors = some.value;
+            for (; d + vectors * w <= call.value_dim; d += vectors * w) {
+                const Int8* ahead = next + d * STEP_KEYS;
+                multiply_quads<G, count, false, STEP_KEYS, vectors>(
+                    digits, unit, values + d * QUAD, held.value.row, (n + QUAD - 1) / QUAD,
+                    [&](std::int64_t q) __attribute__((always_inline)) {
+                        fetch_lines(ahead + q * vectors * 64, vectors);
+                    },
+                    [&](int g, int v, VecOf<A> sum) __attribute__((always_inline)) {
+                        A* to = out + g * out_row + d + v * w;
+                        store(to, fma(load(to), fill(shrink[g]), sum));
+                    });
+            }
+        };
+        columns(std::integral_constant<int, across(G * count)>{});
+        columns(std::integral_constant<int, 1>{});
         return d;
     }
+#else
+    static constexpr std::int64_t MOST_DIM = 0;
 #endif
 
     template <int G>
     HW_INLINE void score(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, const A* query,
-                         std::int64_t q_row, A* folded, A* scores) const {
+                         std::int64_t q_row, A* spare, A* scores) const {
         const std::int64_t high = j + n, stored = least(high, held.sealed);
         std::int64_t at = j;
         while (at < stored) {
             const std::int64_t block = at / INT8_BLOCK, some = least(stored - at, INT8_BLOCK);
             const float* scale = row_of<float>(held.key_scale, b, kv, block);
             const Int8* keys = row_of<Int8>(held.key, b, kv, block);
-            const Int8* values = row_of<Int8>(held.value, b, kv, at);
+            const Int8* values = values_of(b, kv, at);
             A* to = scores + (at - j);
 #if defined(HEADWISE_QUADS)
-            if (score_quads<G>(scale, query, q_row, keys, values, folded, to)) {
+            if (score_quads<G>(scale, query, q_row, keys, values, spare, to)) {
                 at += some;
                 continue;
             }
@@ -138,13 +218,13 @@ struct Int8Steps {
             for (std::int64_t d = 0; d < call.dim; d += W<A>) {
                 const VecOf<A> s = load_some(scale + d, call.dim - d);
                 for (int g = 0; g < G; ++g)
-                    store(folded + g * q_row + d, load(query + g * q_row + d) * s);
+                    store(spare + g * q_row + d, load(query + g * q_row + d) * s);
             }
-            score_block<G>(folded, q_row, keys, call.dim, some, values, to);
+            score_block<G>(spare, q_row, keys, quads(), some, values, to);
             at += some;
         }
         if (at < high)
-            dot_keys<G, T>(query, q_row, folded, row_of<T>(held.tail, b, kv, at - held.sealed),
+            dot_keys<G, T>(query, q_row, spare, row_of<T>(held.tail, b, kv, at - held.sealed),
                            held.tail.row, high - at, call.dim, static_cast<const T*>(nullptr), 0, 0,
                            scores + (at - j));
     }
@@ -152,23 +232,28 @@ struct Int8Steps {
     template <int G>
     HW_INLINE void weigh(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, A* weights,
                          const A* shrink, A* spare, A* out, std::int64_t out_row) const {
+        constexpr int w = W<A>, vectors = G == 1 || REGISTERS == 32 ? 4 : 2;
         const float* scale = row_of<float>(held.value_scale, b, kv, 0) + j;
-        const Int8* values = row_of<Int8>(held.value, b, kv, j);
-        std::int64_t done = 0;
+        const Int8* values = values_of(b, kv, j);
+        std::int64_t d = 0;
 #if defined(HEADWISE_QUADS)
         const Int8* next = row_of<Int8>(held.key, b, kv, (j + n) / INT8_BLOCK);
-        done = weigh_quads<G>(weights, scale, values, n, next, shrink, spare, out, out_row);
-        if (done == call.value_dim) return;
+        d = weigh_quads<G>(weights, scale, values, n, next, shrink, spare, out, out_row);
+        if (d == call.value_dim) return;
 #else
         (void)spare;
 #endif
-        for (std::int64_t i = 0; i < n; i += W<A>) {
+        for (std::int64_t i = 0; i < n; i += w) {
             const VecOf<A> s = load_some(scale + i, n - i);
             for (int g = 0; g < G; ++g)
                 store(weights + g * STEP_KEYS + i, load(weights + g * STEP_KEYS + i) * s);
         }
-        add_values<G, Int8>(weights, values + done, held.value.row, n, call.value_dim - done, shrink,
-                            out + done, out_row, static_cast<const Int8*>(nullptr), 0);
+        const std::int64_t count = (n + QUAD - 1) / QUAD;
+        for (; d + vectors * w <= call.value_dim; d += vectors * w)
+            add_quads<G, vectors>(weights, values + d * QUAD, held.value.row, count, shrink, out + d, out_row);
+        for (; d < call.value_dim; d += w)
+            add_quads<G, 1>(weights, values + d * QUAD, held.value.row, count, shrink, out + d, out_row,
+                            least<std::int64_t>(BYTES, (call.value_dim - d) * QUAD));
     }
 
     // For rows that meet a number that is not finite: in double, as the definition has it.
@@ -181,17 +266,18 @@ struct Int8Steps {
                 sum += static_cast<double>(widen(q[d])) * static_cast<double>(widen(k[d]));
             return sum;
         }
-        const Int8* k = row_of<Int8>(held.key, b, kv, j / INT8_BLOCK) + j % INT8_BLOCK;
+        const Int8* k = row_of<Int8>(held.key, b, kv, j / INT8_BLOCK) + j % INT8_BLOCK * QUAD;
         const float* scale = row_of<float>(held.key_scale, b, kv, j / INT8_BLOCK);
         for (std::int64_t d = 0; d < call.dim; ++d)
             sum += static_cast<double>(widen(q[d])) *
-                   (static_cast<double>(scale[d]) * k[d * INT8_BLOCK].bits);
+                   (static_cast<double>(scale[d]) *
+                    k[d / QUAD * QUAD * INT8_BLOCK + d % QUAD].bits);
         return sum;
     }
     void add(std::int64_t b, std::int64_t kv, std::int64_t j, double p, double* out) const {
-        const Int8* v = row_of<Int8>(held.value, b, kv, j);
+        const Int8* v = values_of(b, kv, j) + j % QUAD;
         const double scale = value_scale(b, kv, j);
-        for (std::int64_t d = 0; d < call.value_dim; ++d) out[d] += p * (scale * v[d].bits);
+        for (std::int64_t d = 0; d < call.value_dim; ++d) out[d] += p * (scale * v[d * QUAD].bits);
     }
 };
 

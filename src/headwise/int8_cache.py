@@ -11,7 +11,16 @@ from headwise.attention import attention, observers
 from headwise.backends import int8
 from headwise.cache import Cached, _Cache
 from headwise.call import own_precision
-from headwise.quantized import BLOCK, Held, QuantizedCall, quantise_keys, quantise_values
+from headwise.quantized import (
+    BLOCK,
+    QUAD,
+    Held,
+    QuantizedCall,
+    from_quads,
+    quantise_keys,
+    quantise_values,
+    to_quads,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -66,18 +75,21 @@ class QuantizedKVCache(_Cache):
     ) -> None:
         batch, heads, columns = shape
         blocks, row = -(-columns // BLOCK), (batch, heads)
-        self._keys = torch.zeros(*row, blocks, head_dim, BLOCK, dtype=torch.int8, device=device)
+        quads = -(-head_dim // QUAD)
+        self._keys = torch.zeros(*row, blocks, quads, BLOCK, QUAD, dtype=torch.int8, device=device)
         self._key_scales = torch.zeros(*row, blocks, head_dim, device=device, dtype=torch.float32)
         self._tail = torch.zeros(*row, BLOCK, head_dim, dtype=dtype, device=device)
         columns = blocks * BLOCK
-        self._values = torch.zeros(*row, columns, value_dim, dtype=torch.int8, device=device)
+        self._values = torch.zeros(
+            *row, columns // QUAD, value_dim, QUAD, dtype=torch.int8, device=device
+        )
         self._value_scales = torch.zeros(*row, columns, dtype=torch.float32, device=device)
 
     # Every buffer, and how many tokens one step of its third axis holds.
     _BUFFERS: ClassVar[dict[str, int]] = {
         "_keys": BLOCK,
         "_key_scales": BLOCK,
-        "_values": 1,
+        "_values": QUAD,
         "_value_scales": 1,
     }
 
@@ -148,7 +160,7 @@ class QuantizedKVCache(_Cache):
         positions, real = self._note(key.shape[2], positions, real)
         self._put_tokens(slice(start, stop), positions, real)
         small, scales = quantise_values(value, key)
-        self._values[:, :, start:stop] = small
+        self._put_values(start, small)
         self._value_scales[:, :, start:stop] = scales
         self._put_keys(start, key)
         self._end = stop
@@ -171,10 +183,21 @@ class QuantizedKVCache(_Cache):
             real = self._real[:, None, first : first + count * BLOCK, None]
             done = torch.where(real, done, 0.0)
         small, scales = quantise_keys(done)
-        self._keys[:, :, block : block + count] = small
+        self._keys[:, :, block : block + count] = to_quads(small)
         self._key_scales[:, :, block : block + count] = scales
         rest = whole[:, :, count * BLOCK :]
         self._tail[:, :, : rest.shape[2]] = rest
+
+    def _put_values(self, start: int, small: Tensor) -> None:
+        first, held = divmod(start, QUAD)
+        if small.shape[2] == 1:
+            self._values[:, :, first, :, held] = small[:, :, 0]
+            return
+        if held:
+            before = from_quads(self._values[:, :, first : first + 1])[:, :, :held]
+            small = torch.cat((before, small), 2)
+        quads = to_quads(small)
+        self._values[:, :, first : first + quads.shape[2]] = quads
 
     def _check_room(self, key: Tensor, value: Tensor, real: Tensor | None) -> None:
         self._check(key, value, real)

@@ -15,12 +15,27 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from torch.nn.functional import pad
+
 from headwise.call import AttentionCall
 from headwise.intervals import CompiledMask, Mask, Sizes
 
 # Tokens that share the scales of their keys. The native kernel is built for this number.
 BLOCK = 64
 STEPS = 127
+# Rows of int8 that are kept together: instructions multiply four bytes at a time.
+QUAD = 4
+
+
+def to_quads(rows: Tensor) -> Tensor:
+    """(…, n, m) → (…, ⌈n / 4⌉, m, 4): four rows lie side by side; zeros fill the last four."""
+    rows = pad(rows, (0, 0, 0, -rows.shape[-2] % QUAD))
+    return rows.unflatten(-2, (-1, QUAD)).mT
+
+
+def from_quads(quads: Tensor) -> Tensor:
+    """(…, n, m, 4) → (…, 4 n, m)."""
+    return quads.mT.flatten(-3, -2)
 
 
 def _rounded(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,10 +68,14 @@ def quantise_values(values: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 class Held:
     """What a quantised cache holds of one layer, in place: a later `append` writes into it.
 
-    keys: int8 (B, Hkv, blocks, D, 64), turned over; token j of them is [:, :, j // 64, :, j % 64].
+    Four bytes that are multiplied at once, of features or of tokens, lie side by side (`to_quads`).
+
+    keys: int8 (B, Hkv, blocks, ⌈D / 4⌉, 64, 4); feature d of token j is [:, :, j // 64, d // 4,
+    j % 64, d % 4].
     key_scales: float32 (B, Hkv, blocks, D).
     tail: (B, Hkv, 64, D) in the layer's dtype, the keys after the last whole block.
-    values: int8 (B, Hkv, capacity, Dv). value_scales: float32 (B, Hkv, capacity).
+    values: int8 (B, Hkv, capacity / 4, Dv, 4); token j is [:, :, j // 4, :, j % 4].
+    value_scales: float32 (B, Hkv, capacity).
     length: tokens held, S; the first `length // 64 * 64` have their keys as int8.
     """
 
@@ -103,14 +122,17 @@ class Held:
         if first < last:
             some = slice(first, last)
             scales = self.key_scales[:, :, some, :, None].to(wide)
-            whole = (self.keys[:, :, some].to(wide) * scales).mT.flatten(2, 3)
+            held = from_quads(self.keys[:, :, some])[..., : self.tail.shape[3], :]
+            whole = (held.to(wide) * scales).mT.flatten(2, 3)
             parts.append(whole[:, :, start - first * BLOCK : min(stop, sealed) - first * BLOCK])
         if stop > sealed:
             parts.append(self.tail[:, :, max(0, start - sealed) : stop - sealed].to(wide))
         keys = torch.cat(parts, 2) if parts else self.tail[:, :, :0].to(wide)
         scale = self.value_scales[:, :, start:stop, None].to(wide)
         keys = torch.where(scale.isnan(), torch.nan, keys)
-        values = self.values[:, :, start:stop].to(wide) * scale
+        above = start // QUAD
+        values = from_quads(self.values[:, :, above : -(-stop // QUAD)])
+        values = values[:, :, start - above * QUAD : stop - above * QUAD].to(wide) * scale
         return keys.to(dtype), values.to(dtype)
 
     # A model that was not switched to this package's attention would treat it as a tensor.
@@ -193,4 +215,13 @@ class QuantizedCall:
         )  # fmt: skip
 
 
-__all__ = ["BLOCK", "Held", "QuantizedCall", "quantise_keys", "quantise_values"]
+__all__ = [
+    "BLOCK",
+    "QUAD",
+    "Held",
+    "QuantizedCall",
+    "from_quads",
+    "quantise_keys",
+    "quantise_values",
+    "to_quads",
+]
