@@ -76,7 +76,8 @@ HW_INLINE void multiply_quads(const std::uint8_t* digits, const float* unit, con
     for (std::int64_t q = 0; q < quads; ++q) {
         fetch(q);
         IntOf<float> four[V];
-        __builtin_memcpy(four, from + q * row, V * BYTES);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) __builtin_memcpy(&four[v], from + q * row + v * BYTES, BYTES);
         if constexpr (SIGNED) {
 #pragma GCC unroll 4
             for (int v = 0; v < V; ++v)

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-
 from torch.nn.functional import pad
 
 from headwise.call import AttentionCall
