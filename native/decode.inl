@@ -234,6 +234,7 @@ struct PlainSteps : InPlace<T> {
         dot_keys<G, T>(query, q_row, turned, row_of<T>(call.key, b, kv, j), call.key.row, n, call.dim,
                        row_of<T>(call.value, b, kv, j), call.value.row, call.value_dim, scores);
     }
+    HW_INLINE void between(std::int64_t, std::int64_t, std::int64_t, int, int) const {}
     template <int G>
     HW_INLINE void weigh(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, A* weights,
                          const A* shrink, A*, A* out, std::int64_t out_row) const {
@@ -321,6 +322,7 @@ struct DecodePass {
                 }
                 if (!mask[g].all(j, j + width)) hide_scores(s, width, j, mask[g]);
                 shrink[g] = weigh_row(s, width, how.slope, state[g]);
+                steps.between(b, kv, j, g, G);
                 if (call.dropout > 0)
                     drop(s, n, draw_of(call, b, head, 0), j,
                          static_cast<A>(1.0 / (1.0 - call.dropout)));

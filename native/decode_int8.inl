@@ -118,7 +118,7 @@ struct Int8Steps {
 
     // A query with a block's scales; or numbers and their digits, of a query or of a step's weights.
     std::int64_t scratch_numbers(int heads) const {
-        return heads * most(round_up(call.dim, W<A>), MOST_DIM * 3 / 4) + MOST_DIM;
+        return heads * most(round_up(call.dim, W<A>), MOST_DIM + MOST_DIM * 3 / 4);
     }
 
     // A row of `value` holds four keys.
@@ -140,23 +140,19 @@ struct Int8Steps {
         constexpr int n = DIGITS<T>, vectors = across(G * n + 1), w = W<A>;
         static_assert(INT8_BLOCK % (vectors * w) == 0);
         if (call.dim > MOST_DIM) return false;
-        std::uint8_t* digits = reinterpret_cast<std::uint8_t*>(spare + MOST_DIM);
+        std::uint8_t* digits = reinterpret_cast<std::uint8_t*>(spare + G * MOST_DIM);
         float unit[G];
-        for (int g = 0; g < G; ++g)
-            if (!write_digits<n, true, MOST_DIM>(query + g * q_row, scale, call.dim, spare,
-                                                 digits + g * n * MOST_DIM, unit[g]))
-                return false;
-        const auto columns = [&](std::int64_t c, const auto& fetch) __attribute__((always_inline)) {
+        if (!write_digits<G, n, true, MOST_DIM>(query, q_row, scale, call.dim, spare, digits, unit))
+            return false;
+        for (std::int64_t c = 0; c < INT8_BLOCK; c += vectors * w)
             multiply_quads<G, n, true, MOST_DIM, vectors>(
-                digits, unit, block + c * QUAD, INT8_BLOCK * QUAD, quads(), fetch,
+                digits, unit, block + c * QUAD, INT8_BLOCK * QUAD, quads(),
+                [&](std::int64_t q) __attribute__((always_inline)) {
+                    fetch_lines(values + c * call.dim + q * vectors * w * QUAD, vectors * w / 16);
+                },
                 [&](int g, int v, VecOf<A> sum) __attribute__((always_inline)) {
                     store(scores + g * STEP_KEYS + c + v * w, sum);
                 });
-        };
-        columns(0, [&](std::int64_t q) __attribute__((always_inline)) {
-            fetch_lines(values + q * QUAD * INT8_BLOCK, 4);
-        });
-        for (std::int64_t c = vectors * w; c < INT8_BLOCK; c += vectors * w) columns(c, [](std::int64_t) {});
         return true;
     }
 
@@ -168,21 +164,19 @@ struct Int8Steps {
                                        A* out, std::int64_t out_row) const {
         constexpr int count = DIGITS<T>, w = W<A>;
         if (call.value_dim < w) return 0;
-        std::uint8_t* digits = reinterpret_cast<std::uint8_t*>(spare + STEP_KEYS);
+        std::uint8_t* digits = reinterpret_cast<std::uint8_t*>(spare + G * STEP_KEYS);
         float unit[G];
-        for (int g = 0; g < G; ++g)
-            if (!write_digits<count, false, STEP_KEYS>(weights + g * STEP_KEYS, scale, n, spare,
-                                                       digits + g * count * STEP_KEYS, unit[g]))
-                return 0;
+        if (!write_digits<G, count, false, STEP_KEYS>(weights, STEP_KEYS, scale, n, spare, digits, unit))
+            return 0;
         std::int64_t d = 0;
         const auto columns = [&](auto some) __attribute__((always_inline)) {
             constexpr int vectors = some.value;
             for (; d + vectors * w <= call.value_dim; d += vectors * w) {
-                const Int8* ahead = next + d * STEP_KEYS;
+                const Int8* ahead = next + call.dim * 64 + d * 64;
                 multiply_quads<G, count, false, STEP_KEYS, vectors>(
                     digits, unit, values + d * QUAD, held.value.row, (n + QUAD - 1) / QUAD,
                     [&](std::int64_t q) __attribute__((always_inline)) {
-                        fetch_lines(ahead + q * vectors * 64, vectors);
+                        fetch_lines(ahead + q * vectors * 32, vectors / 2);
                     },
                     [&](int g, int v, VecOf<A> sum) __attribute__((always_inline)) {
                         A* to = out + g * out_row + d + v * w;
@@ -197,6 +191,12 @@ struct Int8Steps {
 #else
     static constexpr std::int64_t MOST_DIM = 0;
 #endif
+
+    HW_INLINE void between(std::int64_t b, std::int64_t kv, std::int64_t j, int g, int heads) const {
+        const Int8* next = row_of<Int8>(held.key, b, kv, (j + STEP_KEYS) / INT8_BLOCK);
+        const std::int64_t from = call.dim * g / heads, to = call.dim * (g + 1) / heads;
+        for (std::int64_t i = from; i < to; ++i) __builtin_prefetch(next + i * 64, 0, 2);
+    }
 
     template <int G>
     HW_INLINE void score(std::int64_t b, std::int64_t kv, std::int64_t j, std::int64_t n, const A* query,

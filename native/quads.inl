@@ -8,53 +8,74 @@ constexpr int DIGITS = std::is_same_v<T, Bf16> ? 2 : 3;
 
 typedef std::uint8_t DigitOfEach __attribute__((vector_size(BYTES / 4)));
 
-template <int STEP = W<float> / 2>
-HW_INLINE std::int32_t highest(IntOf<float> v) {
-    if constexpr (STEP == 0) {
-        return v[0];
+// The largest of each of four vectors, in the first four lanes.
+template <int STEP = 2>
+HW_INLINE IntOf<float> largest_each(VecOf<float>* v) {
+    using All = std::make_integer_sequence<int, W<float>>;
+    const auto larger = [](VecOf<float> x, VecOf<float> y) __attribute__((always_inline)) {
+        const IntOf<float> a = (IntOf<float>)x, b = (IntOf<float>)y;
+        return (VecOf<float>)(a > b ? a : b);
+    };
+    if constexpr (STEP > 0) {
+#pragma GCC unroll 2
+        for (int i = 0; i < STEP; ++i)
+            v[i] = larger(swap_lanes<STEP, false, float>(v[i], v[i + STEP], All{}),
+                          swap_lanes<STEP, true, float>(v[i], v[i + STEP], All{}));
+        return largest_each<STEP / 2>(v);
     } else {
-        using All = std::make_integer_sequence<int, W<float>>;
-        const IntOf<float> turned = (IntOf<float>)turn<STEP, float>((VecOf<float>)v, All{});
-        return highest<STEP / 2>(v > turned ? v : turned);
+        if constexpr (W<float> > 8) v[0] = larger(v[0], turn<8, float>(v[0], All{}));
+        if constexpr (W<float> > 4) v[0] = larger(v[0], turn<4, float>(v[0], All{}));
+        return (IntOf<float>)v[0];
     }
 }
 
-// n products x·scale, and zeros up to whole vectors, as N digits each, the lowest first, ROW bytes
-// apart; and what 1 stands for. `product` is room for them. Digits are not negative: SIGNED numbers
-// are lifted by half the range first. False where this needs float itself: a product is not finite, or
-// all are too small to have a unit.
-template <int N, bool SIGNED, std::int64_t ROW>
-HW_INLINE bool write_digits(const float* x, const float* scale, std::int64_t n, float* product,
-                            std::uint8_t* digits, float& unit) {
+// For each of G heads, their numbers x_row apart: n products x·scale, and zeros up to whole vectors, as
+// N digits each, the lowest first, ROW bytes apart; and what 1 stands for. `product` is room for ROW
+// numbers of each head. Digits are not negative: SIGNED numbers are lifted by half the range first.
+// False where this needs float itself: a product is not finite, or all are too small to have a unit.
+template <int G, int N, bool SIGNED, std::int64_t ROW>
+HW_INLINE bool write_digits(const float* x, std::int64_t x_row, const float* scale, std::int64_t n,
+                            float* product, std::uint8_t* digits, float* unit) {
+    static_assert(G <= 4 && W<float> >= 4);
     constexpr int w = W<float>, lift = SIGNED ? 1 << (8 * N - 1) : 0;
     // Some less than there is: the largest number's quotient may be rounded up.
     constexpr float range = (1 << (8 * N - SIGNED)) - (N == 3 ? 256 : 1);
     // As whole numbers the bits of positive floats have the same order, and NaN comes after ∞.
-    IntOf<float> high{};
-    const auto look = [&](std::int64_t i, VecOf<float> v) __attribute__((always_inline)) {
-        store(product + i, v);
-        const IntOf<float> size = (IntOf<float>)v & 0x7FFFFFFF;
-        high = size > high ? size : high;
-    };
-    std::int64_t i = 0;
-    for (; i + w <= n; i += w) look(i, load(x + i) * load(scale + i));
-    if (i < n) look(i, load_some(x + i, n - i) * load_some(scale + i, n - i));
-    const std::int32_t bits = highest(high);
-    float top;
-    __builtin_memcpy(&top, &bits, 4);
-    if (!(top < INFINITY) || (top > 0 && top < 0x1p-100f)) return false;
-    unit = top * (1 / range);
-    const VecOf<float> inverse = fill(top > 0 ? range / top : 0.0f);
-    const VecOf<float> shift = fill(static_cast<float>(lift) + 0.5f);
-    for (i = 0; i < n; i += w) {
-        const IntOf<float> whole =
-            __builtin_convertvector(fma(load(product + i), inverse, shift), IntOf<float>);
+    VecOf<float> high[4] = {};
+    for (std::int64_t i = 0; i < n; i += w) {
+        const VecOf<float> times = load_some(scale + i, n - i);
 #pragma GCC unroll 4
-        for (int t = 0; t < N; ++t) {
-            const DigitOfEach digit = __builtin_convertvector(whole >> (8 * t), DigitOfEach);
-            __builtin_memcpy(digits + t * ROW + i, &digit, sizeof digit);
+        for (int g = 0; g < G; ++g) {
+            const VecOf<float> v = load(x + g * x_row + i) * times;
+            store(product + g * ROW + i, v);
+            const IntOf<float> size = (IntOf<float>)v & 0x7FFFFFFF, before = (IntOf<float>)high[g];
+            high[g] = (VecOf<float>)(size > before ? size : before);
         }
     }
+    const IntOf<float> most = largest_each(high);
+    const VecOf<float> top = (VecOf<float>)most;
+    const IntOf<float> zero = most == 0;
+    const IntOf<float> fine = (top < INFINITY) & ((top >= 0x1p-100f) | zero);
+    const VecOf<float> units = top * (1 / range), inverses = zero ? VecOf<float>{} : range / top;
+    float inverse[w];
+    store(inverse, inverses);
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+        if (!fine[g]) return false;
+        unit[g] = units[g];
+    }
+    const VecOf<float> shift = fill(static_cast<float>(lift) + 0.5f);
+    for (std::int64_t i = 0; i < n; i += w)
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g) {
+            const IntOf<float> whole = __builtin_convertvector(
+                fma(load(product + g * ROW + i), fill(inverse[g]), shift), IntOf<float>);
+#pragma GCC unroll 4
+            for (int t = 0; t < N; ++t) {
+                const DigitOfEach digit = __builtin_convertvector(whole >> (8 * t), DigitOfEach);
+                __builtin_memcpy(digits + (g * N + t) * ROW + i, &digit, sizeof digit);
+            }
+        }
     return true;
 }
 
