@@ -49,10 +49,9 @@ def speed(name: str, shape: tuple[int, int, int], budget: float) -> dict[str, An
         cache.store(key, value)
         plain.append((key, value))
         small.append(cache)
-    calls = [QuantizedCall(query, cache.held) for cache in small]
 
     def int8_layer(layer: int) -> Tensor:
-        return attend_held(calls[layer], "native int8")[0]
+        return attend_held(QuantizedCall(query, small[layer].held), "native int8")[0]
 
     def plain_layer(layer: int) -> Tensor:
         return attention(query, *plain[layer], backend="native")

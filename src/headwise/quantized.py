@@ -177,11 +177,12 @@ class QuantizedCall:
                 "Held.dequantized()"
             )
         # The same checks as for plain tensors, on stand-ins that hold no memory.
-        batch, heads, length, dim = self.held.shape
-        like = self.held.tail.new_empty(1)
+        key = self.held.tail.as_strided(self.held.shape, (0, 0, 0, 0))
+        value = key
+        if self.held.value_dim != key.shape[3]:
+            value = key.as_strided((*key.shape[:3], self.held.value_dim), (0, 0, 0, 0))
         stands = AttentionCall(
-            self.query, like.expand(batch, heads, length, dim),
-            like.expand(batch, heads, length, self.held.value_dim),
+            self.query, key, value,
             self.mask, self.bias, self.scale, self.softcap, self.sinks,
         )  # fmt: skip
         object.__setattr__(self, "visible", stands.visible)
