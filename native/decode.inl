@@ -7,6 +7,8 @@
 
 constexpr std::int64_t SPLIT_KEYS = 512;
 constexpr std::int64_t STEP_KEYS = 128;
+// Pieces of work for each thread, so that one that is late leaves some to the others.
+constexpr std::int64_t RUNS_A_THREAD = 4;
 // Query heads that one pass over keys or values serves.
 template <class A>
 constexpr std::int64_t MOST_GROUP = W<A> < 4 ? W<A> : 4;
@@ -371,17 +373,22 @@ struct DecodePass {
         }
         const Scratch scratch(splits * part_numbers() * static_cast<std::int64_t>(sizeof(A)));
         A* parts = scratch.as<A>();
+        // Neighbouring splits go to one thread: what it fetches ahead at the end of one is the next.
+        const std::int64_t run = most<std::int64_t>(
+            1, least(longest, splits / (RUNS_A_THREAD * most(1, call.threads))));
+        const std::int64_t runs = (longest + run - 1) / run;
         auto one = [&](std::int64_t item) {
-            const std::int64_t n = item / longest, t = item % longest;
-            if (t >= splits_of(spans[n])) return;
-            const std::int64_t low = spans[n].low + t * SPLIT_KEYS;
-            split(n / call.kv_heads, n % call.kv_heads, low,
-                  least(low + SPLIT_KEYS, spans[n].high), parts + (before[n] + t) * part_numbers());
+            const std::int64_t n = item / runs, first = item % runs * run;
+            for (std::int64_t t = first; t < least(first + run, splits_of(spans[n])); ++t) {
+                const std::int64_t low = spans[n].low + t * SPLIT_KEYS;
+                split(n / call.kv_heads, n % call.kv_heads, low,
+                      least(low + SPLIT_KEYS, spans[n].high), parts + (before[n] + t) * part_numbers());
+            }
         };
         // Too little work is not worth waking a thread for.
         const std::int64_t work = splits * SPLIT_KEYS * (call.dim + call.value_dim) * groups;
         const int threads = work < (1 << 15) ? 1 : call.threads;
-        parallel_for(threads, all * longest, one);
+        parallel_for(threads, all * runs, one);
         for (std::int64_t n = 0; n < all; ++n)
             for (std::int64_t g = 0; g < groups; ++g)
                 join(n / call.kv_heads, n % call.kv_heads, g, splits_of(spans[n]),
