@@ -9,6 +9,7 @@ number moves by half a scale at most: 1/254 of the largest that shares it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -176,17 +177,41 @@ class QuantizedCall:
                 f"dimension), got {tuple(self.query.shape)}; longer chunks go through "
                 "Held.dequantized()"
             )
-        # The same checks as for plain tensors, on stand-ins that hold no memory.
-        key = self.held.tail.as_strided(self.held.shape, (0, 0, 0, 0))
-        value = key
-        if self.held.value_dim != key.shape[3]:
+        if self._fits():
+            mask, sizes = self.mask, self.sizes
+            visible = CompiledMask(sizes, is_full=True) if mask is None else mask.lower(sizes)
+            scale = self.scale
+            scale = 1.0 / math.sqrt(max(1, self.query.shape[3])) if scale is None else scale
+        else:
+            # The same checks as for plain tensors, on stand-ins that hold no memory.
+            key = self.held.tail.as_strided(self.held.shape, (0, 0, 0, 0))
             value = key.as_strided((*key.shape[:3], self.held.value_dim), (0, 0, 0, 0))
-        stands = AttentionCall(
-            self.query, key, value,
-            self.mask, self.bias, self.scale, self.softcap, self.sinks,
-        )  # fmt: skip
-        object.__setattr__(self, "visible", stands.visible)
-        object.__setattr__(self, "scale_value", stands.scale_value)
+            stands = AttentionCall(
+                self.query, key, value,
+                self.mask, self.bias, self.scale, self.softcap, self.sinks,
+            )  # fmt: skip
+            visible, scale = stands.visible, stands.scale_value
+        object.__setattr__(self, "visible", visible)
+        object.__setattr__(self, "scale_value", scale)
+
+    def _fits(self) -> bool:
+        """A query that fits, perhaps a mask and a scale: most calls, and all checks at once."""
+        query, tail = self.query, self.held.tail
+        batch, heads, _, dim = query.shape
+        own_batch, own_heads, _, own_dim = tail.shape
+        return (
+            self.bias is None
+            and self.softcap is None
+            and self.sinks is None
+            and (self.scale is None or 0 < self.scale < math.inf)
+            and (self.mask is None or isinstance(self.mask, Mask))
+            and query.dtype == tail.dtype
+            and query.device == tail.device
+            and batch == own_batch
+            and dim == own_dim
+            and own_heads > 0
+            and heads % own_heads == 0
+        )
 
     @property
     def sizes(self) -> Sizes:

@@ -54,8 +54,8 @@ class NativeInt8:
         held, query = call.held, call.query
         query = query if query.stride(3) == 1 or query.shape[3] == 1 else query.contiguous()
         batch, heads, _, dim = query.shape
-        output = torch.empty((batch, heads, 1, held.value_dim), dtype=query.dtype)
-        lse = torch.empty((batch, heads, 1), dtype=torch.float32)
+        output = query.new_empty((batch, heads, 1, held.value_dim))
+        lse = held.key_scales.new_empty((batch, heads, 1))
         runs, bits, masks = tell_mask(call.visible)
         bias = None if call.bias is None else tell_bias(call.bias)
         sinks = None if call.sinks is None else call.sinks.contiguous()
