@@ -128,24 +128,23 @@ struct Int8Steps {
     std::int64_t quads() const { return (call.dim + QUAD - 1) / QUAD; }
 
 #if defined(HEADWISE_QUADS)
-    static constexpr std::int64_t MOST_DIM = 512;
+    static constexpr std::int64_t FEW_DIM = 128, MOST_DIM = 512;
     // Vectors of sums that are kept in registers at once.
     static constexpr int across(int digits) { return digits * 4 + 5 <= REGISTERS ? 4 : 2; }
 
     // A block's scores. False: not done, float must do it. Meanwhile the values that these keys weigh
-    // are fetched.
-    template <int G>
+    // are fetched. ROW: room for the numbers of a query; little, so that all stays in the nearest cache.
+    template <int G, std::int64_t ROW>
     HW_INLINE bool score_quads(const float* scale, const A* query, std::int64_t q_row, const Int8* block,
                                const Int8* values, A* spare, A* scores) const {
         constexpr int n = DIGITS<T>, vectors = across(G * n + 1), w = W<A>;
         static_assert(INT8_BLOCK % (vectors * w) == 0);
-        if (call.dim > MOST_DIM) return false;
-        std::uint8_t* digits = reinterpret_cast<std::uint8_t*>(spare + G * MOST_DIM);
+        std::uint8_t* digits = reinterpret_cast<std::uint8_t*>(spare + G * ROW);
         float unit[G];
-        if (!write_digits<G, n, true, MOST_DIM>(query, q_row, scale, call.dim, spare, digits, unit))
+        if (!write_digits<G, n, true, ROW>(query, q_row, scale, call.dim, spare, digits, unit))
             return false;
         for (std::int64_t c = 0; c < INT8_BLOCK; c += vectors * w)
-            multiply_quads<G, n, true, MOST_DIM, vectors>(
+            multiply_quads<G, n, true, ROW, vectors>(
                 digits, unit, block + c * QUAD, INT8_BLOCK * QUAD, quads(),
                 [&](std::int64_t q) __attribute__((always_inline)) {
                     fetch_lines(values + c * call.dim + q * vectors * w * QUAD, vectors * w / 16);
@@ -210,7 +209,12 @@ struct Int8Steps {
             const Int8* values = values_of(b, kv, at);
             A* to = scores + (at - j);
 #if defined(HEADWISE_QUADS)
-            if (score_quads<G>(scale, query, q_row, keys, values, spare, to)) {
+            const bool done =
+                call.dim <= FEW_DIM
+                    ? score_quads<G, FEW_DIM>(scale, query, q_row, keys, values, spare, to)
+                    : call.dim <= MOST_DIM &&
+                          score_quads<G, MOST_DIM>(scale, query, q_row, keys, values, spare, to);
+            if (done) {
                 at += some;
                 continue;
             }
