@@ -3,14 +3,15 @@
 //     ds = p · (z · ⟨dO, v⟩ − δ + dlse),  δ = ⟨dO, O⟩,  z = what dropout multiplied by,
 //
 // so memory is linear. Blocks of query rows meet tiles of keys: a block's dQ is finished in the cache,
-// dK and dV of all keys are kept by the thread that works on the key/value head. With few heads the
+// dK and dV of all keys are kept by the thread that works on the key/value head. M = Pairs: p and ds
+// are rounded to bfloat16 for the products, as every fused kernel does; all sums are float. With few heads the
 // blocks of each are dealt out to a fixed number of pieces, whose dK and dV are added in order: what
 // is added to what never depends on the number of threads.
 
 constexpr std::int64_t FEW_HEADS = 8;
 constexpr std::int64_t MOST_KEPT = std::int64_t{1} << 26;
 
-template <class T>
+template <class T, class M = Singles<Arithmetic<T>>>
 struct BackwardPass {
     using A = Arithmetic<T>;
     const Backward& job;
@@ -18,6 +19,7 @@ struct BackwardPass {
     Scores<A> how;
     std::int64_t groups, rows, blocks, heads, pieces;
     std::int64_t key_width, value_width;  // dim and value_dim, padded to whole panels of columns
+    std::int64_t depth, value_depth;      // lanes of one packed key, and of one packed value
     std::int64_t room;                    // keys, padded to whole tiles
     A* delta = nullptr;                   // (batch, heads, queries): δ − dlse
     A* shift = nullptr;                   // lse in log2 units; +∞ for a row that adds nothing
@@ -32,6 +34,8 @@ struct BackwardPass {
         pieces = heads >= FEW_HEADS ? 1 : least(blocks, (FEW_HEADS + heads - 1) / heads);
         key_width = round_up(call.dim, COLUMNS<A>);
         value_width = round_up(call.value_dim, COLUMNS<A>);
+        depth = (call.dim + M::PER - 1) / M::PER;
+        value_depth = (call.value_dim + M::PER - 1) / M::PER;
         room = round_up(call.keys, TILE_KEYS);
         // Fewer pieces where many would hold many copies of dK and dV: 256 MiB in float at the most.
         while (pieces > 1 && heads * pieces * grad_numbers() > MOST_KEPT) --pieces;
@@ -100,27 +104,32 @@ struct BackwardPass {
         const std::int64_t keys = span.high - span.low, space = round_up(keys, TILE_KEYS);
         const std::int64_t q_row = key_width, o_row = value_width;
         const std::int64_t tile = MOST_ROWS * TILE_KEYS;
-        const Scratch scratch((space * (call.dim + call.value_dim + key_width) +
-                               MOST_ROWS * (2 * q_row + o_row) + 3 * tile) *
+        const std::int64_t across = M::PER == 1 ? 0 : MOST_ROWS / M::PER * (q_row + o_row);
+        const Scratch scratch((space * (depth + value_depth) + space / M::PER * key_width +
+                               MOST_ROWS * (2 * q_row + o_row) + across + 3 * tile) *
                               static_cast<std::int64_t>(sizeof(A)));
         A* key_panels = scratch.as<A>();
-        A* value_panels = key_panels + space * call.dim;
-        A* key_columns = value_panels + space * call.value_dim;
-        A* query = key_columns + space * key_width;
+        A* value_panels = key_panels + space * depth;
+        A* key_columns = value_panels + space * value_depth;
+        A* query = key_columns + space / M::PER * key_width;
         A* grad_query = query + MOST_ROWS * q_row;
         A* grad = grad_query + MOST_ROWS * q_row;
         A* p = grad + MOST_ROWS * o_row;
         A* ds = p + tile;
         A* slopes = ds + tile;
+        // The same rows as dK and dV need them: a lane holds a column of PER rows.
+        A* query_across = M::PER == 1 ? query : slopes + tile;
+        A* grad_across = M::PER == 1 ? grad : query_across + MOST_ROWS / M::PER * q_row;
+        const A* ds_across = M::PER == 1 ? ds : p + TILE_KEYS;
         A* grad_key = grads;
         A* grad_value = grads + room * key_width;
         __builtin_memset(grads, 0, static_cast<std::size_t>(grad_numbers()) * sizeof(A));
         if (keys > 0) {
             const T* key = row_of<T>(call.key, b, kv, span.low);
-            pack_keys(key, call.key.row, keys, call.dim, key_panels);
-            pack_values(key, call.key.row, keys, call.dim, space, key_columns);
-            pack_keys(row_of<T>(call.value, b, kv, span.low), call.value.row, keys, call.value_dim,
-                      value_panels);
+            pack_keys<T, M>(key, call.key.row, keys, call.dim, key_panels);
+            pack_values<T, M>(key, call.key.row, keys, call.dim, space / M::PER, key_columns);
+            pack_keys<T, M>(row_of<T>(call.value, b, kv, span.low), call.value.row, keys,
+                            call.value_dim, value_panels);
         }
         for (std::int64_t n = number; n < blocks; n += pieces) {
             const std::int64_t begin = block_begin(n), count = block_begin(n + 1) - begin;
@@ -140,15 +149,19 @@ struct BackwardPass {
                 for (std::int64_t d = 0; d < q_row; d += W<A>) {
                     const std::int64_t left = most<std::int64_t>(0, call.dim - d);
                     const T* from = row_of<T>(call.query, b, head, i) + least(d, call.dim);
-                    store(query + r * q_row + d,
-                          still ? VecOf<A>{} : load_some(from, left) * how.query_factor);
+                    M::put(query + r * q_row, d,
+                           still ? VecOf<A>{} : load_some(from, left) * how.query_factor);
                     store(grad_query + r * q_row + d, VecOf<A>{});
                 }
                 for (std::int64_t d = 0; d < o_row; d += W<A>) {
                     const std::int64_t left = most<std::int64_t>(0, call.value_dim - d);
                     const T* from = row_of<T>(job.grad_output, b, head, i) + least(d, call.value_dim);
-                    store(grad + r * o_row + d, still ? VecOf<A>{} : load_some(from, left));
+                    M::put(grad + r * o_row, d, still ? VecOf<A>{} : load_some(from, left));
                 }
+            }
+            if constexpr (M::PER > 1) {
+                turn_rows(query, q_row, count, query_across);
+                turn_rows(grad, o_row, count, grad_across);
             }
             for (std::int64_t low = span.low + (seen.low - span.low) / TILE_KEYS * TILE_KEYS;
                  seen.low < seen.high && low < seen.high; low += TILE_KEYS) {
@@ -159,26 +172,32 @@ struct BackwardPass {
                 const std::int64_t from = low - span.low, n_keys = high - low;
                 const std::int64_t width = round_up(n_keys, PANEL<A>);
                 for (std::int64_t j = 0; j < width; j += PANEL<A>) {
-                    score_rows<KEY_ROWS>(count, query, q_row, key_panels + (from + j) * call.dim,
-                                         call.dim, p + j, TILE_KEYS);
-                    score_rows<KEY_ROWS>(count, grad, o_row,
-                                         value_panels + (from + j) * call.value_dim, call.value_dim,
-                                         ds + j, TILE_KEYS);
+                    score_rows<KEY_ROWS, A, M>(count, query, q_row, key_panels + (from + j) * depth,
+                                               depth, p + j, TILE_KEYS);
+                    score_rows<KEY_ROWS, A, M>(count, grad, o_row,
+                                               value_panels + (from + j) * value_depth, value_depth,
+                                               ds + j, TILE_KEYS);
                 }
-                for (std::int64_t r = 0; r < count; ++r)
+                for (std::int64_t r = 0; r < count; ++r) {
                     row(b, kv * groups + (begin + r) % groups, (begin + r) / groups, low, n_keys,
                         width, mask[r], row_delta[r], row_shift[r], p + r * TILE_KEYS,
                         ds + r * TILE_KEYS, slopes);
-                weigh_values<A>(count, call.dim,
-                                {ds, TILE_KEYS, 1, key_columns + from * COLUMNS<A>, COLUMNS<A>,
-                                 space * COLUMNS<A>, n_keys, ones},
-                                grad_query, q_row);
-                weigh_values<A>(n_keys, call.dim,
-                                {ds, 1, TILE_KEYS, query, q_row, COLUMNS<A>, count, ones},
-                                grad_key + low * key_width, key_width);
-                weigh_values<A>(n_keys, call.value_dim,
-                                {p, 1, TILE_KEYS, grad, o_row, COLUMNS<A>, count, ones},
-                                grad_value + low * value_width, value_width);
+                    if constexpr (M::PER > 1) narrow_rows(r, count, width, p, ds);
+                }
+                const std::int64_t lanes = (n_keys + M::PER - 1) / M::PER;
+                const std::int64_t row_lanes = (count + M::PER - 1) / M::PER;
+                weigh_values<A, M>(count, call.dim,
+                                   {ds, TILE_KEYS, 1, key_columns + from / M::PER * COLUMNS<A>,
+                                    COLUMNS<A>, space / M::PER * COLUMNS<A>, lanes, ones},
+                                   grad_query, q_row);
+                weigh_values<A, M>(n_keys, call.dim,
+                                   {ds_across, 1, M::PER * TILE_KEYS, query_across, q_row, COLUMNS<A>,
+                                    row_lanes, ones},
+                                   grad_key + low * key_width, key_width);
+                weigh_values<A, M>(n_keys, call.value_dim,
+                                   {p, 1, M::PER * TILE_KEYS, grad_across, o_row, COLUMNS<A>,
+                                    row_lanes, ones},
+                                   grad_value + low * value_width, value_width);
             }
             for (std::int64_t r = 0; r < count; ++r) {
                 const std::int64_t head = kv * groups + (begin + r) % groups;
@@ -190,6 +209,46 @@ struct BackwardPass {
             }
         }
     }
+
+#if defined(HEADWISE_PAIRS)
+    // Rows of bfloat16 numbers, two side by side.
+    static void turn_rows(const A* rows, std::int64_t row, std::int64_t count, A* across) {
+        for (std::int64_t r = 0; r < count; r += 2, across += row)
+            for (std::int64_t d = 0; d < row; d += W<A>)
+                store(across + d, M::across(reinterpret_cast<const Bf16*>(rows + r * row) + d, 2 * row,
+                                            count - r, W<A>));
+    }
+
+    // Once the second of two rows is there (or there is none): p of both goes, side by side, to where
+    // the first's was, ds so to where the second's p was, and each row of ds to where it was.
+    static void narrow_rows(std::int64_t r, std::int64_t count, std::int64_t width, A* p, A* ds) {
+        constexpr int w = W<A>;
+        if (r % 2 == 0 && r + 1 < count) return;
+        const bool alone = r % 2 == 0;
+        A *first = p + (r - r % 2) * TILE_KEYS, *second = first + TILE_KEYS;
+        A *slope = ds + (r - r % 2) * TILE_KEYS, *other = slope + TILE_KEYS;
+        const auto both = [&](A* to, VecOf<A> x, VecOf<A> y) __attribute__((always_inline)) {
+            store(to, (VecOf<A>)interleave(narrow_pairs(x, y)));
+        };
+        for (std::int64_t j = 0; j < width; j += 2 * w) {
+            VecOf<A> x[2], y[2], u[2], v[2];
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; ++i) {
+                x[i] = load(first + j + i * w);
+                y[i] = alone ? VecOf<A>{} : load(second + j + i * w);
+                u[i] = load(slope + j + i * w);
+                v[i] = alone ? VecOf<A>{} : load(other + j + i * w);
+            }
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; ++i) {
+                both(first + j + i * w, x[i], y[i]);
+                both(second + j + i * w, u[i], v[i]);
+            }
+            store(slope + j / 2, (VecOf<A>)narrow_pairs(u[0], u[1]));
+            store(other + j / 2, (VecOf<A>)narrow_pairs(v[0], v[1]));
+        }
+    }
+#endif
 
     // Raw scores and ⟨dO, v⟩ of one row become p (with dropout) and ds.
     void row(std::int64_t b, std::int64_t head, std::int64_t i, std::int64_t low, std::int64_t n,
@@ -316,7 +375,12 @@ struct BackwardPass {
 bool backward(const Backward& job) {
     switch (job.call.dtype) {
         case Dtype::f32: return BackwardPass<float>(job).run();
-        case Dtype::bf16: return BackwardPass<Bf16>(job).run();
+        case Dtype::bf16:
+#if defined(HEADWISE_PAIRS)
+            // With dropout as forward does it.
+            if (!(job.call.dropout > 0)) return BackwardPass<Bf16, Pairs>(job).run();
+#endif
+            return BackwardPass<Bf16>(job).run();
         case Dtype::f16: return BackwardPass<F16>(job).run();
         default: return BackwardPass<double>(job).run();
     }

@@ -35,6 +35,18 @@ struct Pairs {
     }
 };
 
+// The numbers of two vectors, as narrow_pairs leaves them, side by side: a₀ b₀ a₁ b₁ …
+typedef std::int16_t PairLanes __attribute__((vector_size(BYTES)));
+template <int... I>
+HW_INLINE IntOf<float> interleave(IntOf<float> both, std::integer_sequence<int, I...>) {
+    constexpr int n = sizeof...(I);
+    const PairLanes x = (PairLanes)both;
+    return (IntOf<float>)__builtin_shufflevector(x, x, (I / 2 + (I & 1) * n / 2)...);
+}
+HW_INLINE IntOf<float> interleave(IntOf<float> both) {
+    return interleave(both, std::make_integer_sequence<int, BYTES / 2>{});
+}
+
 // As weigh_row, but the weights are rounded to bfloat16 and laid side by side from `to` on, which may
 // be where the scores lie. Two sums are kept: state.l of the weights as they are, for the logsumexp,
 // and `weighed` of the rounded ones, for the output, whose weights then sum to 1. The maximum is not
