@@ -168,6 +168,29 @@ def test_bfloat16_errs_no_more_than_torch(isa: str, shape: tuple[int, ...]) -> N
     assert off[0] <= 1.01 * off[1], off
 
 
+@pytest.mark.parametrize(
+    "shape", [(1, 12, 12, 128, 128, 64, 64), (2, 4, 4, 301, 301, 80, 80)], ids=str
+)
+def test_bfloat16_gradients_err_no_more_than_torchs(isa: str, shape: tuple[int, ...]) -> None:
+    """Where p and ds are rounded to bfloat16 before they meet the other side, as torch's are."""
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    pull = inputs(shape, torch.bfloat16, seed=1)[0]
+
+    def gradients(dtype: torch.dtype, backend: str | None) -> list[Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in inputs(shape, torch.bfloat16)]
+        if backend is None:
+            out = sdpa(*leaves, is_causal=True)
+        else:
+            out = attention(*leaves, causal(), backend=backend)
+        return [t.double() for t in torch.autograd.grad(out, leaves, pull.to(dtype))]
+
+    exact = gradients(torch.float64, "reference")
+    native_grads, torch_grads = gradients(torch.bfloat16, "native"), gradients(torch.bfloat16, None)
+    for name, want, mine, its in zip("qkv", exact, native_grads, torch_grads, strict=True):
+        off = [float((got - want).square().mean().sqrt()) for got in (mine, its)]
+        assert off[0] <= 1.01 * off[1], (name, off)
+
+
 def test_a_row_that_sees_one_value_gives_it_exactly(isa: str) -> None:
     query, key, value = inputs((2, 4, 2, 67, 67, 24, 24), torch.bfloat16)
     out = attention(query, key, value, window(1), backend="native")
