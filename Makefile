@@ -59,14 +59,15 @@ native-check: $(STAMP)  ## the kernel's tests on wide plain vectors, and under t
 	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DHEADWISE_PORTABLE_BYTES=64 >/dev/null
 	$(BIN)/ninja -C build/wide
 	HEADWISE_ISA=portable HEADWISE_TEST_NATIVE=$$(ls build/wide/_native*.so) OMP_NUM_THREADS=1 \
-	  $(BIN)/python -m pytest -q -n $(JOBS) tests/test_native_kernel.py tests/test_int8_kernel.py -k portable
+	  $(BIN)/python -m pytest -q -n $(JOBS) tests/test_native_kernel.py tests/test_int8_kernel.py \
+	  tests/test_statistics_native.py -k portable
 	CC=gcc CXX=g++ $(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DHEADWISE_SANITIZE=address,undefined >/dev/null
 	$(BIN)/ninja -C build/sanitize
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=1 \
 	  HEADWISE_TEST_NATIVE=$$(ls build/sanitize/_native*.so) \
-	  $(BIN)/python -m pytest -q -n $(JOBS) tests/test_native_kernel.py tests/test_int8_kernel.py \
+	  $(BIN)/python -m pytest -q -n $(JOBS) tests/test_native_kernel.py tests/test_int8_kernel.py tests/test_statistics_native.py \
 	  -k "not memory and not fork"
 
 # Needs Debian's g++-aarch64-linux-gnu and qemu-user; as root they are installed.
