@@ -56,21 +56,26 @@ def pairs(
 
 # Threads of another library wait for work by spinning: for so long they take the cores from us.
 REST = 0.03
+# Threads that wake may share a core until the system's next ticks part them.
+WARM = 0.02
 
 
 def peer_pairs(
     ours: Callable[[], Any], other: Callable[[], Any], budget: float
 ) -> list[tuple[float, float]]:
     """As `pairs`, for a library with threads of its own: before each time a rest, until the other's
-    threads sleep, and a run that wakes the right ones."""
+    threads sleep, and runs until ours lie on cores of their own."""
 
     def rested(run: Callable[[], Any]) -> float:
         time.sleep(REST)
+        begin = time.perf_counter()
         run()
+        while time.perf_counter() - begin < WARM:
+            run()
         return seconds(run)
 
     begin, times = time.perf_counter(), []
-    while len(times) < 7 or (time.perf_counter() - begin < budget and len(times) < 400):
+    while len(times) < 9 or (time.perf_counter() - begin < budget and len(times) < 400):
         times.append((rested(ours), rested(other)))
     return times
 
