@@ -110,6 +110,10 @@ def test_no_call_leaves_the_definition(found: dict[str, Any], isa: str) -> None:
         got, want = results["native"][name].detach().double(), want.detach()
         fine = 1e-5 if name == "lse" else limit * (1 if name == "out" else 12)
         size = max(1.0, float(want.nan_to_num(0, 0, 0).abs().max()))
+        if name in ("bias", "sinks"):
+            # A sum over rows, which may cancel; each row's part is off as its rounded output is.
+            rows = want.shape[:3].numel() if name == "bias" else want.numel()
+            size = max(size, math.sqrt(results["reference"]["lse"].numel() / rows))
         torch.testing.assert_close(
             got, want, rtol=0, atol=fine * size, equal_nan=True,
             msg=lambda text, name=name: f"{name} on {isa}: {text}",
