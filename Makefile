@@ -67,8 +67,8 @@ native-check: $(STAMP)  ## the kernel's tests on wide plain vectors, and under t
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=1 \
 	  HEADWISE_TEST_NATIVE=$$(ls build/sanitize/_native*.so) \
-	  $(BIN)/python -m pytest -q -n $(JOBS) tests/test_native_kernel.py tests/test_int8_kernel.py tests/test_statistics_native.py \
-	  -k "not memory and not fork"
+	  $(BIN)/python -m pytest -q -n $(JOBS) tests/test_native_kernel.py tests/test_int8_kernel.py \
+	  tests/test_statistics_native.py -k "not memory and not fork"
 
 # Needs Debian's g++-aarch64-linux-gnu and qemu-user; as root they are installed.
 native-arm:  ## the plain-vector kernel as NEON, compiled for 64-bit Arm and run in an emulator

@@ -86,8 +86,6 @@ def onnxruntime(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> R
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    # Its threads spin for work after each run, and would take the cores from the others timed here.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     given = {n: t.numpy() for n, t in zip(names, (query, key, value), strict=True)}
     return lambda: torch.from_numpy(session.run(["output"], given)[0])

@@ -4,9 +4,9 @@
 //
 // so memory is linear. Blocks of query rows meet tiles of keys: a block's dQ is finished in the cache,
 // dK and dV of all keys are kept by the thread that works on the key/value head. M = Pairs: p and ds
-// are rounded to bfloat16 for the products, as every fused kernel does; all sums are float. With few heads the
-// blocks of each are dealt out to a fixed number of pieces, whose dK and dV are added in order: what
-// is added to what never depends on the number of threads.
+// are rounded to bfloat16 for the products, as every fused kernel does; all sums are float. With few
+// heads the blocks of each are dealt out to a fixed number of pieces, whose dK and dV are added in
+// order: what is added to what never depends on the number of threads.
 
 constexpr std::int64_t FEW_HEADS = 8;
 constexpr std::int64_t MOST_KEPT = std::int64_t{1} << 26;

@@ -20,12 +20,6 @@ HW_INLINE void each_byte(const F& f) {
     f(std::integral_constant<int, 3>{});
 }
 
-// Four lines of memory, asked for ahead of their use.
-HW_INLINE void fetch_lines(const Int8* p, int lines) {
-#pragma GCC unroll 4
-    for (int i = 0; i < lines; ++i) __builtin_prefetch(p + 64 * i, 0, 2);
-}
-
 // Scores of a block's first n keys, G queries, into rows STEP_KEYS apart; of whole vectors, so up to a
 // block is written. Keys lie side by side, so nothing is summed across a vector; each key's sum is its
 // own chain. Meanwhile the next block is fetched, and the values that these keys weigh.
@@ -42,8 +36,8 @@ HW_INLINE void score_block(const float* query, std::int64_t q_row, const Int8* b
             for (int i = 0; i < across; ++i) sum[g][i] = VecOf<float>{};
         for (std::int64_t q = 0; q < quads; ++q) {
             if (c == 0) {
-                fetch_lines(block + (quads + q) * QUAD * INT8_BLOCK, 4);
-                fetch_lines(values + q * QUAD * INT8_BLOCK, 4);
+                fetch(block + (quads + q) * QUAD * INT8_BLOCK, 4 * 64);
+                fetch(values + q * QUAD * INT8_BLOCK, 4 * 64);
             }
             const Int8* four = block + (q * INT8_BLOCK + c) * QUAD;
             each_byte([&](auto t) __attribute__((always_inline)) {
@@ -147,7 +141,7 @@ struct Int8Steps {
             multiply_quads<G, n, true, ROW, vectors>(
                 digits, unit, block + c * QUAD, INT8_BLOCK * QUAD, quads(),
                 [&](std::int64_t q) __attribute__((always_inline)) {
-                    fetch_lines(values + c * call.dim + q * vectors * w * QUAD, vectors * w / 16);
+                    fetch(values + c * call.dim + q * vectors * w * QUAD, vectors * w * QUAD);
                 },
                 [&](int g, int v, VecOf<A> sum) __attribute__((always_inline)) {
                     store(scores + g * STEP_KEYS + c + v * w, sum);
@@ -175,7 +169,7 @@ struct Int8Steps {
                 multiply_quads<G, count, false, STEP_KEYS, vectors>(
                     digits, unit, values + d * QUAD, held.value.row, (n + QUAD - 1) / QUAD,
                     [&](std::int64_t q) __attribute__((always_inline)) {
-                        fetch_lines(ahead + q * vectors * 32, vectors / 2);
+                        fetch(ahead + q * vectors * 32, vectors * 32);
                     },
                     [&](int g, int v, VecOf<A> sum) __attribute__((always_inline)) {
                         A* to = out + g * out_row + d + v * w;
@@ -191,10 +185,11 @@ struct Int8Steps {
     static constexpr std::int64_t MOST_DIM = 0;
 #endif
 
+    // Called after each head's softmax: a share of the next step's first keys is fetched.
     HW_INLINE void between(std::int64_t b, std::int64_t kv, std::int64_t j, int g, int heads) const {
         const Int8* next = row_of<Int8>(held.key, b, kv, (j + STEP_KEYS) / INT8_BLOCK);
         const std::int64_t from = call.dim * g / heads, to = call.dim * (g + 1) / heads;
-        for (std::int64_t i = from; i < to; ++i) __builtin_prefetch(next + i * 64, 0, 2);
+        fetch(next + from * INT8_BLOCK, (to - from) * INT8_BLOCK);
     }
 
     template <int G>
