@@ -74,14 +74,6 @@ struct KeyRead<Bf16> {
 #endif
 };
 
-// Memory is fetched ahead of its use, a line at a time.
-template <class T>
-HW_INLINE void fetch(const T* p, std::int64_t n) {
-    const char* line = reinterpret_cast<const char*>(p);
-    for (std::int64_t i = 0; i < n * static_cast<std::int64_t>(sizeof(T)); i += 64)
-        __builtin_prefetch(line + i, 0, 2);
-}
-
 // Dot products of G queries (padded to whole vectors, q_row apart) with n keys → scores, STEP_KEYS
 // apart. KEYS · G products at a time, summed together. Meanwhile the n values that follow are fetched.
 template <int G, class T, class A = Arithmetic<T>>

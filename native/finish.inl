@@ -25,7 +25,7 @@ void finish_row(const Forward& job, std::int64_t b, std::int64_t head, std::int6
             norm = norm * less + std::exp2(sink - top);
             m = top;
         }
-        lse = m * 0.6931471805599453 + std::log(l);
+        if (job.lse) lse = m * 0.6931471805599453 + std::log(l);
         const A share = static_cast<A>(less / norm);
         VecOf<A> bad{};
         for (std::int64_t d = 0; d < call.value_dim; d += W<A>) {
@@ -33,7 +33,7 @@ void finish_row(const Forward& job, std::int64_t b, std::int64_t head, std::int6
             bad += x * A(0);  // 0 where x is finite, else NaN
             store_some(out + d, x, call.value_dim - d);
         }
-        fine = lse - lse == 0 && sum<A>(bad) == A(0);
+        fine = l > 0 && l < INFINITY && sum<A>(bad) == A(0);
     }
     if (!fine) lse = slow_row<T>(call, stored, b, head, i, out);
     if (job.lse)

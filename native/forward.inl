@@ -7,6 +7,10 @@
 constexpr std::int64_t TILE_KEYS = 256;
 constexpr std::int64_t MOST_ROWS = 72;
 constexpr std::int64_t VALUE_STEP = 2 * VALUE_ROWS;  // rows whose values are added in one go
+// Keys and values of the next head are fetched while they and this head's, packed, fit a core's cache.
+constexpr std::int64_t MOST_FETCHED = 256 << 10;
+// Values are read in place where their rows lie no farther apart than so many bytes.
+constexpr std::int64_t FARTHEST_ROW = 1024;
 
 template <class T, class M = Singles<Arithmetic<T>>>
 struct ForwardPass {
@@ -15,6 +19,7 @@ struct ForwardPass {
     const Call& call;
     Scores<A> how;
     std::int64_t groups, rows, blocks, depth, value_width;  // depth: lanes of one packed key
+    bool in_place;  // values lie as the product reads them
 
     explicit ForwardPass(const Forward& j) : job(j), call(j.call), how(scores_of<A>(j.call)) {
         groups = call.groups();
@@ -22,6 +27,8 @@ struct ForwardPass {
         blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
         depth = (call.dim + M::PER - 1) / M::PER;
         value_width = round_up(call.value_dim, COLUMNS<A>);
+        in_place = std::is_same_v<T, A> && call.value_dim % W<A> == 0 &&
+                   call.value.row * static_cast<std::int64_t>(sizeof(T)) <= FARTHEST_ROW;
     }
 
     std::int64_t block_begin(std::int64_t block) const {
@@ -31,13 +38,14 @@ struct ForwardPass {
     }
     std::int64_t padded(std::int64_t keys) const { return round_up(keys, TILE_KEYS); }
     std::int64_t packed_numbers(std::int64_t keys) const {
-        return padded(keys) * depth + padded(keys) / M::PER * value_width;
+        return padded(keys) * depth + (in_place ? 0 : padded(keys) / M::PER * value_width);
     }
 
     // Keys and values [low, high) of one key/value head; keys first, then values.
     void pack(std::int64_t b, std::int64_t kv, std::int64_t low, std::int64_t high, std::int64_t room,
               A* keys, A* values) const {
         pack_keys<T, M>(row_of<T>(call.key, b, kv, low), call.key.row, high - low, call.dim, keys);
+        if (in_place) return;
         pack_values<T, M>(row_of<T>(call.value, b, kv, low), call.value.row, high - low,
                           call.value_dim, room / M::PER, values);
     }
@@ -47,10 +55,49 @@ struct ForwardPass {
         return MOST_ROWS * (round_up(call.dim, 16) + TILE_KEYS + value_width + 2);
     }
 
+    // What this thread works on after a block, fetched from memory meanwhile: rows of queries, and
+    // keys with their values. Heads of all batch elements are numbered on.
+    struct Next {
+        std::int64_t query_head = 0, begin = 0, end = 0;
+        std::int64_t key_head = 0, low = 0, high = 0;
+    };
+    void add_queries(Next& next, std::int64_t head, std::int64_t number) const {
+        next.query_head = head;
+        next.begin = block_begin(number);
+        next.end = block_begin(number + 1);
+    }
+    // What a part of a head begins with.
+    Next next_of(std::int64_t head, std::int64_t part, std::int64_t parts) const {
+        Next next;
+        add_queries(next, head, part + (blocks - 1 - part) / parts * parts);
+        const Span span = group_span(call, head / call.kv_heads, head % call.kv_heads);
+        const std::int64_t bytes = (span.high - span.low) * (call.dim + call.value_dim) *
+                                   static_cast<std::int64_t>(sizeof(T));
+        if (bytes <= MOST_FETCHED) {
+            next.key_head = head;
+            next.low = span.low;
+            next.high = span.high;
+        }
+        return next;
+    }
+    // So many rows, then so many keys, of what is next; what was fetched is taken off.
+    HW_INLINE void fetch_some(Next& next, std::int64_t rows_each, std::int64_t keys_each) const {
+        const std::int64_t b = next.key_head / call.kv_heads, kv = next.key_head % call.kv_heads;
+        for (std::int64_t n = rows_each; n > 0 && next.begin < next.end; --n, ++next.begin)
+            fetch(row_of<T>(call.query, next.query_head / call.kv_heads,
+                            next.query_head % call.kv_heads * groups + next.begin % groups,
+                            next.begin / groups),
+                  call.dim);
+        for (std::int64_t n = keys_each; n > 0 && next.low < next.high; --n, ++next.low) {
+            fetch(row_of<T>(call.key, b, kv, next.low), call.dim);
+            fetch(row_of<T>(call.value, b, kv, next.low), call.value_dim);
+        }
+    }
+
     // One block of rows. `packed` holds the head's keys and values from `origin` on, in room for
     // `room` keys; null: they are packed here, tile by tile.
     void block(std::int64_t b, std::int64_t kv, std::int64_t number, std::int64_t origin,
-               const A* packed, std::int64_t room) const {
+               const A* packed, std::int64_t room, Next next) const {
         const std::int64_t begin = block_begin(number), count = block_begin(number + 1) - begin;
         if (count <= 0) return;
         const Scratch scratch(
@@ -79,14 +126,20 @@ struct ForwardPass {
         __builtin_memset(weighed, 0, static_cast<std::size_t>(count) * sizeof(A));
         __builtin_memset(sums, 0, static_cast<std::size_t>(count * value_width) * sizeof(A));
         if (span.low < span.high) {
-            for (std::int64_t low = origin + (span.low - origin) / TILE_KEYS * TILE_KEYS;
-                 low < span.high; low += TILE_KEYS) {
+            const std::int64_t begin_tile = (span.low - origin) / TILE_KEYS;
+            const std::int64_t end_tile = (span.high - origin + TILE_KEYS - 1) / TILE_KEYS;
+            const std::int64_t steps = (end_tile - begin_tile) * count;
+            const std::int64_t rows_each = (next.end - next.begin + steps - 1) / steps;
+            const std::int64_t keys_each = (next.high - next.low + steps - 1) / steps;
+            const auto meanwhile = [&] { fetch_some(next, rows_each, keys_each); };
+            for (std::int64_t low = origin + begin_tile * TILE_KEYS; low < span.high;
+                 low += TILE_KEYS) {
                 const std::int64_t high = least(low + TILE_KEYS, span.high);
                 bool seen = false;
                 for (std::int64_t r = 0; r < count && !seen; ++r) seen = !mask[r].none(low, high);
                 if (!seen) continue;
                 const A *keys = fresh, *values = fresh + TILE_KEYS * depth;
-                std::int64_t panel = TILE_KEYS / M::PER * COLUMNS<A>;
+                std::int64_t value_row = COLUMNS<A>, panel = TILE_KEYS / M::PER * COLUMNS<A>;
                 if (packed) {
                     keys = packed + (low - origin) * depth;
                     values = packed + room * depth + (low - origin) / M::PER * COLUMNS<A>;
@@ -94,17 +147,24 @@ struct ForwardPass {
                 } else {
                     pack(b, kv, low, high, TILE_KEYS, fresh, fresh + TILE_KEYS * depth);
                 }
-                tile(b, kv, begin, count, low, high, mask, state, query, q_row, keys, values, panel,
-                     scores, shrink, weighed, sums);
+                if (in_place) {
+                    values = reinterpret_cast<const A*>(row_of<T>(call.value, b, kv, low));
+                    value_row = call.value.row;
+                    panel = COLUMNS<A>;
+                }
+                tile(b, kv, begin, count, low, high, mask, state, query, q_row, keys, values,
+                     value_row, panel, scores, shrink, weighed, sums, meanwhile);
             }
         }
         finish(b, kv, begin, count, mask, state, weighed, sums);
     }
 
+    // meanwhile() is called once a row.
+    template <class Meanwhile>
     void tile(std::int64_t b, std::int64_t kv, std::int64_t begin, std::int64_t count,
               std::int64_t low, std::int64_t high, const RowMask* mask, RowState<A>* state,
-              const A* query, std::int64_t q_row, const A* keys, const A* values, std::int64_t panel,
-              A* scores, A* shrink, A* weighed, A* sums) const {
+              const A* query, std::int64_t q_row, const A* keys, const A* values, std::int64_t value_row,
+              std::int64_t panel, A* scores, A* shrink, A* weighed, A* sums, const Meanwhile& meanwhile) const {
         // What each row sees of the tile, in whole panels: under a causal mask much of a short call
         // lies outside.
         Span seen[MOST_ROWS];
@@ -123,6 +183,7 @@ struct ForwardPass {
             const std::int64_t n = least(width, high - low - from), key = low + from;
             A* s = scores + r * TILE_KEYS + from;
             shrink[r] = A(1);
+            meanwhile();
             if (width == 0) continue;
             const std::int64_t head = kv * groups + (begin + r) % groups, i = (begin + r) / groups;
             if (!how.plain) {
@@ -163,7 +224,7 @@ struct ForwardPass {
             const std::int64_t n = least(all.high, high - low) - all.low;
             weigh_values<A, M>(some, call.value_dim,
                                {scores + r * TILE_KEYS + first, TILE_KEYS, 1,
-                                values + first * COLUMNS<A>, COLUMNS<A>, panel,
+                                values + first * value_row, value_row, panel,
                                 (n + M::PER - 1) / M::PER, shrink + r},
                                sums + r * value_width, value_width);
         }
@@ -188,71 +249,42 @@ struct ForwardPass {
                           state[r], weighed[r], sums + r * value_width, InPlace<T>{call});
     }
 
-    void run() const {
-        const std::int64_t heads = call.batch * call.kv_heads;
-        const auto origin_of = [&](std::int64_t n) {
-            return group_span(call, n / call.kv_heads, n % call.kv_heads);
-        };
-        if (blocks == 1) {  // keys are met once: packed tile by tile, straight into the cache
-            auto one = [&](std::int64_t n) {
-                block(n / call.kv_heads, n % call.kv_heads, 0, origin_of(n).low, nullptr, 0);
-            };
-            parallel_for(call.threads, heads, one);
-        } else if (heads % call.threads == 0 || heads >= 4 * call.threads) {
-            // Whole heads to threads: what a thread packed is still near when it reads it.
-            auto one = [&](std::int64_t n) {
-                const Span span = origin_of(n);
-                const std::int64_t b = n / call.kv_heads, kv = n % call.kv_heads;
-                const std::int64_t room = padded(span.high - span.low);
-                const Scratch scratch(packed_numbers(span.high - span.low) *
-                                      static_cast<std::int64_t>(sizeof(A)));
-                A* packed = scratch.as<A>();
-                pack(b, kv, span.low, span.high, room, packed, packed + room * depth);
-                for (std::int64_t k = blocks - 1; k >= 0; --k)
-                    block(b, kv, k, span.low, packed, room);
-            };
-            parallel_for(call.threads, heads, one);
-        } else {
-            shared_heads(heads, origin_of);
+    // Part `part` of the `parts` of a head, every parts-th block of its rows. What it reads often it
+    // packs itself: memory that another core has written or read is slow to come by.
+    void part_of_head(std::int64_t head, std::int64_t part, std::int64_t parts, const Next& after) const {
+        const std::int64_t b = head / call.kv_heads, kv = head % call.kv_heads;
+        const Span span = group_span(call, b, kv);
+        const std::int64_t own = (blocks - part + parts - 1) / parts;
+        if (own == 1)  // keys are met once: packed tile by tile, straight into the cache
+            return block(b, kv, part, span.low, nullptr, 0, after);
+        const std::int64_t room = padded(span.high - span.low);
+        const Scratch scratch(packed_numbers(span.high - span.low) *
+                              static_cast<std::int64_t>(sizeof(A)));
+        A* packed = scratch.as<A>();
+        pack(b, kv, span.low, span.high, room, packed, packed + room * depth);
+        for (std::int64_t k = own - 1; k >= 0; --k) {
+            Next next = after;
+            if (k > 0) add_queries(next, head, part + (k - 1) * parts);
+            const std::int64_t keys = after.high - after.low;
+            next.low = after.low + keys * (own - 1 - k) / own;
+            next.high = after.low + keys * (own - k) / own;
+            block(b, kv, part + k * parts, span.low, packed, room, next);
         }
     }
 
-    // Fewer heads than would keep the threads busy: all is packed first, then blocks are shared out,
-    // those with the most keys (under a causal mask the last) first.
-    template <class Origin>
-    void shared_heads(std::int64_t heads, const Origin& origin_of) const {
-        const Scratch table(heads * static_cast<std::int64_t>(3 * sizeof(std::int64_t)));
-        std::int64_t* begin = table.as<std::int64_t>();
-        Span* spans = reinterpret_cast<Span*>(begin + heads);
-        std::int64_t numbers = 0;
-        for (std::int64_t n = 0; n < heads; ++n) {
-            spans[n] = origin_of(n);
-            begin[n] = numbers;
-            numbers += packed_numbers(spans[n].high - spans[n].low);
-        }
-        const Scratch scratch(numbers * static_cast<std::int64_t>(sizeof(A)));
-        A* packed = scratch.as<A>();
-        std::int64_t most_tiles = 0;
-        for (std::int64_t n = 0; n < heads; ++n)
-            most_tiles = most(most_tiles, padded(spans[n].high - spans[n].low) / TILE_KEYS);
-        auto fill_tile = [&](std::int64_t item) {
-            const std::int64_t n = item / most_tiles, t = item % most_tiles;
-            const std::int64_t low = spans[n].low + t * TILE_KEYS;
-            const std::int64_t high = least(low + TILE_KEYS, spans[n].high);
-            if (low >= high) return;
-            const std::int64_t room = padded(spans[n].high - spans[n].low);
-            A* keys = packed + begin[n];
-            pack(n / call.kv_heads, n % call.kv_heads, low, high, room,
-                 keys + t * TILE_KEYS * depth,
-                 keys + room * depth + t * (TILE_KEYS / M::PER) * COLUMNS<A>);
-        };
-        parallel_for(call.threads, heads * most_tiles, fill_tile);
+    void run() const {
+        const std::int64_t heads = call.batch * call.kv_heads;
+        // As few parts a head as give every thread the same work.
+        const std::int64_t uneven = heads >= 4 * call.threads ? 0 : heads % call.threads;
+        const std::int64_t parts =
+            uneven ? least(blocks, call.threads / std::gcd(uneven, std::int64_t{call.threads})) : 1;
         auto one = [&](std::int64_t item) {
-            const std::int64_t n = item % heads, k = blocks - 1 - item / heads;
-            block(n / call.kv_heads, n % call.kv_heads, k, spans[n].low, packed + begin[n],
-                  padded(spans[n].high - spans[n].low));
+            Next after;
+            if (const std::int64_t next = item + call.threads; next < heads * parts)
+                after = next_of(next / parts, next % parts, parts);
+            part_of_head(item / parts, item % parts, parts, after);
         };
-        parallel_for(call.threads, heads * blocks, one);
+        parallel_for(call.threads, heads * parts, one);
     }
 };
 

@@ -14,31 +14,42 @@ void run_threads(int threads, void (*body)(void* context, int thread), void* con
 // The name of the runtime found: "OpenMP", or "none".
 const char* threads_name();
 
-// f(item) for each item, in order of their numbers as threads become free.
+// f(item) for each item. Thread t takes t, t + threads, … in this order, then what is left of the
+// others': the same items go to the same core in call after call, and find its cache warm.
 // Throws std::bad_alloc if any f did.
 template <class F>
 void parallel_for(int threads, std::int64_t items, F& f) {
+    constexpr int MOST = 64;  // threads with items of their own
     if (items <= 0) return;
     if (threads > items) threads = static_cast<int>(items);
     if (threads <= 1) {
         for (std::int64_t item = 0; item < items; ++item) f(item);
         return;
     }
+    struct alignas(64) Turn {
+        std::atomic<std::int64_t> next{0};
+    };
     struct Shared {
         F& f;
         std::int64_t items;
-        std::atomic<std::int64_t> next{0};
+        int owners;
+        Turn turns[MOST];
         std::atomic<bool> failed{false};
-    } shared{f, items};
+    } shared{f, items, threads < MOST ? threads : MOST, {}, {false}};
     run_threads(
         threads,
-        [](void* context, int) {
+        [](void* context, int thread) {
             Shared& s = *static_cast<Shared*>(context);
             try {
-                while (!s.failed.load(std::memory_order_relaxed)) {
-                    const std::int64_t item = s.next.fetch_add(1, std::memory_order_relaxed);
-                    if (item >= s.items) break;
-                    s.f(item);
+                for (int k = 0; k < s.owners; ++k) {
+                    const int owner = (thread + k) % s.owners;
+                    std::atomic<std::int64_t>& next = s.turns[owner].next;
+                    while (!s.failed.load(std::memory_order_relaxed)) {
+                        const std::int64_t item =
+                            owner + s.owners * next.fetch_add(1, std::memory_order_relaxed);
+                        if (item >= s.items) break;
+                        s.f(item);
+                    }
                 }
             } catch (const std::bad_alloc&) {
                 s.failed.store(true, std::memory_order_relaxed);

@@ -26,6 +26,14 @@ HW_INLINE void store(A* p, VecOf<A> v) {
     __builtin_memcpy(p, &v, BYTES);
 }
 
+// Memory is fetched ahead of its use, a line at a time.
+template <class T>
+HW_INLINE void fetch(const T* p, std::int64_t n) {
+    const char* line = reinterpret_cast<const char*>(p);
+    for (std::int64_t i = 0; i < n * static_cast<std::int64_t>(sizeof(T)); i += 64)
+        __builtin_prefetch(line + i, 0, 2);
+}
+
 // A vector of arithmetic numbers from storage, and back (rounded to nearest even).
 template <class T>
 HW_INLINE VecOf<Arithmetic<T>> load_wide(const T* p) {
