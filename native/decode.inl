@@ -315,7 +315,7 @@ struct DecodePass {
                     adjust_scores(s, n, how, from, bias.key);
                 }
                 if (!mask[g].all(j, j + width)) hide_scores(s, width, j, mask[g]);
-                shrink[g] = weigh_row(s, width, how.slope, state[g]);
+                shrink[g] = weigh_row(s, width, how.slope, highest(s, width), state[g]);
                 steps.between(b, kv, j, g, G);
                 if (call.dropout > 0)
                     drop(s, n, draw_of(call, b, head, 0), j,

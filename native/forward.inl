@@ -6,7 +6,8 @@
 
 constexpr std::int64_t TILE_KEYS = 256;
 constexpr std::int64_t MOST_ROWS = 72;
-constexpr std::int64_t VALUE_STEP = 2 * VALUE_ROWS;  // rows whose values are added in one go
+constexpr std::int64_t STEP = 2 * VALUE_ROWS;  // rows that meet a tile in one go
+static_assert(STEP % KEY_ROWS == 0);
 // Keys and values of the next head are fetched while they and this head's, packed, fit a core's cache.
 constexpr std::int64_t MOST_FETCHED = 256 << 10;
 // Values are read in place where their rows lie no farther apart than so many bytes.
@@ -52,7 +53,7 @@ struct ForwardPass {
 
     // Working memory of one thread: queries, a tile of scores, sums, and a packed tile.
     std::int64_t block_numbers() const {
-        return MOST_ROWS * (round_up(call.dim, 16) + TILE_KEYS + value_width + 2);
+        return STEP * TILE_KEYS + MOST_ROWS * (round_up(call.dim, 16) + value_width + 1);
     }
 
     // What this thread works on after a block, fetched from memory meanwhile: rows of queries, and
@@ -105,10 +106,9 @@ struct ForwardPass {
             static_cast<std::int64_t>(sizeof(A)));
         const std::int64_t q_row = round_up(call.dim, 16);
         A* scores = scratch.as<A>();
-        A* sums = scores + MOST_ROWS * TILE_KEYS;
+        A* sums = scores + STEP * TILE_KEYS;
         A* query = sums + MOST_ROWS * value_width;
-        A* shrink = query + MOST_ROWS * q_row;
-        A* weighed = shrink + MOST_ROWS;
+        A* weighed = query + MOST_ROWS * q_row;
         A* fresh = weighed + MOST_ROWS;
 
         RowMask mask[MOST_ROWS];
@@ -153,80 +153,88 @@ struct ForwardPass {
                     panel = COLUMNS<A>;
                 }
                 tile(b, kv, begin, count, low, high, mask, state, query, q_row, keys, values,
-                     value_row, panel, scores, shrink, weighed, sums, meanwhile);
+                     value_row, panel, scores, weighed, sums, meanwhile);
             }
         }
         finish(b, kv, begin, count, mask, state, weighed, sums);
     }
 
-    // meanwhile() is called once a row.
+    // A tile's rows, STEP at a time: their scores stay in the nearest cache until they have weighed the
+    // values. meanwhile() is called once a row.
     template <class Meanwhile>
     void tile(std::int64_t b, std::int64_t kv, std::int64_t begin, std::int64_t count,
               std::int64_t low, std::int64_t high, const RowMask* mask, RowState<A>* state,
               const A* query, std::int64_t q_row, const A* keys, const A* values, std::int64_t value_row,
-              std::int64_t panel, A* scores, A* shrink, A* weighed, A* sums, const Meanwhile& meanwhile) const {
-        // What each row sees of the tile, in whole panels: under a causal mask much of a short call
-        // lies outside.
-        Span seen[MOST_ROWS];
-        for (std::int64_t r = 0; r < count; ++r) seen[r] = panels(mask[r], low, high);
-        for (std::int64_t j = 0; j < high - low; j += PANEL<A>) {
-            std::int64_t from = 0, to = count;
-            while (from < to && !(seen[from].low <= j && j < seen[from].high)) ++from;
-            while (from < to && !(seen[to - 1].low <= j && j < seen[to - 1].high)) --to;
-            from = from / KEY_ROWS * KEY_ROWS;  // whole register tiles
-            to = least(count, round_up(to, KEY_ROWS));
-            score_rows<KEY_ROWS, A, M>(to - from, query + from * q_row, q_row, keys + j * depth,
-                                       depth, scores + from * TILE_KEYS + j, TILE_KEYS);
-        }
-        for (std::int64_t r = 0; r < count; ++r) {
-            const std::int64_t from = seen[r].low, width = seen[r].high - from;
-            const std::int64_t n = least(width, high - low - from), key = low + from;
-            A* s = scores + r * TILE_KEYS + from;
-            shrink[r] = A(1);
-            meanwhile();
-            if (width == 0) continue;
-            const std::int64_t head = kv * groups + (begin + r) % groups, i = (begin + r) / groups;
-            if (!how.plain) {
-                const Bias& bias = call.bias;
-                const T* added = static_cast<const T*>(bias.data);
-                if (added)
-                    added += b * bias.batch + head * bias.head + i * bias.row + key * bias.key;
-                adjust_scores(s, n, how, added, bias.key);
-            }
-            if (!mask[r].all(key, key + width)) hide_scores(s, width, key, mask[r]);
-            if constexpr (M::PER == 1) {
-                shrink[r] = weigh_row(s, width, how.slope, state[r]);
-                weighed[r] = state[r].l;
-            } else {
-                shrink[r] = weigh_pairs(s, width, how.slope, state[r], weighed[r], s - from / M::PER);
-            }
-            if (call.dropout > 0)
-                drop(s, n, draw_of(call, b, head, i), key,
-                     static_cast<A>(1.0 / (1.0 - call.dropout)));
-        }
-        for (std::int64_t r = 0; r < count; r += VALUE_STEP) {
-            const std::int64_t some = least(VALUE_STEP, count - r);
-            Span all{0, 0};
-            for (std::int64_t k = r; k < r + some; ++k) {
-                if (seen[k].low >= seen[k].high) continue;
-                if (all.low >= all.high) all = seen[k];
-                all = {least(all.low, seen[k].low), most(all.high, seen[k].high)};
+              std::int64_t panel, A* scores, A* weighed, A* sums, const Meanwhile& meanwhile) const {
+        for (std::int64_t first = 0; first < count; first += STEP) {
+            const std::int64_t some = least(STEP, count - first);
+            const RowMask* rows = mask + first;
+            // What each row sees of the tile, and what any of them does, in whole panels: under a
+            // causal mask much of a short call lies outside.
+            Span seen[STEP], all{0, 0};
+            for (std::int64_t r = 0; r < some; ++r) {
+                meanwhile();
+                seen[r] = panels(rows[r], low, high);
+                if (seen[r].low >= seen[r].high) continue;
+                if (all.low >= all.high) all = seen[r];
+                all = {least(all.low, seen[r].low), most(all.high, seen[r].high)};
             }
             if (all.low >= all.high) continue;
-            for (std::int64_t k = r; k < r + some; ++k) {
-                // Weights of 0 where others of the step see more.
-                A* p = scores + k * TILE_KEYS;
-                const Span own = seen[k].low < seen[k].high ? seen[k] : Span{all.high, all.high};
-                clear(p + all.low / M::PER, (own.low - all.low) / M::PER);
-                clear(p + own.high / M::PER, (all.high - own.high) / M::PER);
+            for (std::int64_t j = all.low; j < all.high; j += PANEL<A>)
+                score_rows<KEY_ROWS, A, M>(some, query + first * q_row, q_row, keys + j * depth, depth,
+                                           scores + j, TILE_KEYS);
+            A shrink[STEP], top[STEP];
+            for (std::int64_t r = 0; r < some; ++r) {
+                const std::int64_t from = seen[r].low, width = seen[r].high - from;
+                if (width == 0) continue;
+                const std::int64_t key = low + from, row = begin + first + r;
+                A* s = scores + r * TILE_KEYS + from;
+                if (!how.plain) {
+                    const Bias& bias = call.bias;
+                    const T* added = static_cast<const T*>(bias.data);
+                    if (added)
+                        added += b * bias.batch + (kv * groups + row % groups) * bias.head +
+                                 row / groups * bias.row + key * bias.key;
+                    adjust_scores(s, least(width, high - key), how, added, bias.key);
+                }
+                if (!rows[r].all(key, key + width)) hide_scores(s, width, key, rows[r]);
+                top[r] = highest(s, width);
             }
-            const std::int64_t first = all.low / M::PER;
-            const std::int64_t n = least(all.high, high - low) - all.low;
+            for (std::int64_t r = 0; r < some; ++r) {
+                const std::int64_t from = seen[r].low, width = seen[r].high - from;
+                A* s = scores + r * TILE_KEYS;
+                // Weights of 0 where others of the step see more.
+                const auto hide = [&](std::int64_t left, std::int64_t right) {
+                    __builtin_memset(s + left / M::PER, 0,
+                                     static_cast<std::size_t>((right - left) / M::PER) * sizeof(A));
+                };
+                shrink[r] = A(1);
+                if (width == 0) {
+                    hide(all.low, all.high);
+                    continue;
+                }
+                RowState<A>& own = state[first + r];
+                if constexpr (M::PER == 1) {
+                    shrink[r] = weigh_row(s + from, width, how.slope, top[r], own);
+                    weighed[first + r] = own.l;
+                } else {
+                    shrink[r] = weigh_pairs(s + from, width, how.slope, top[r], own,
+                                            weighed[first + r], s + from / M::PER);
+                }
+                if (call.dropout > 0) {
+                    const std::int64_t key = low + from, row = begin + first + r;
+                    drop(s + from, least(width, high - key),
+                         draw_of(call, b, kv * groups + row % groups, row / groups), key,
+                         static_cast<A>(1.0 / (1.0 - call.dropout)));
+                }
+                hide(all.low, seen[r].low);
+                hide(seen[r].high, all.high);
+            }
+            const std::int64_t n = least(all.high, high - low) - all.low, lane = all.low / M::PER;
             weigh_values<A, M>(some, call.value_dim,
-                               {scores + r * TILE_KEYS + first, TILE_KEYS, 1,
-                                values + first * value_row, value_row, panel,
-                                (n + M::PER - 1) / M::PER, shrink + r},
-                               sums + r * value_width, value_width);
+                               {scores + lane, TILE_KEYS, 1, values + lane * value_row, value_row,
+                                panel, (n + M::PER - 1) / M::PER, shrink},
+                               sums + first * value_width, value_width);
         }
     }
 
@@ -235,10 +243,6 @@ struct ForwardPass {
         if (row.none(low, high)) return {0, 0};
         const std::int64_t first = most(row.first(), low) - low, last = least(row.last(), high) - low;
         return {first / PANEL<A> * PANEL<A>, round_up(last, PANEL<A>)};
-    }
-
-    static void clear(A* p, std::int64_t n) {
-        __builtin_memset(p, 0, static_cast<std::size_t>(n) * sizeof(A));
     }
 
     void finish(std::int64_t b, std::int64_t kv, std::int64_t begin, std::int64_t count,

@@ -51,18 +51,18 @@ HW_INLINE IntOf<float> interleave(IntOf<float> both) {
 // be where the scores lie. Two sums are kept: state.l of the weights as they are, for the logsumexp,
 // and `weighed` of the rounded ones, for the output, whose weights then sum to 1. The maximum is not
 // rounded up: the largest weight is then 1 and loses nothing.
-HW_INLINE float weigh_pairs(const float* s, std::int64_t n, float slope, RowState<float>& state,
-                            float& weighed, float* to) {
+HW_INLINE float weigh_pairs(const float* s, std::int64_t n, float slope, float high,
+                            RowState<float>& state, float& weighed, float* to) {
     constexpr int w = W<float>;
-    const float top = highest(s, n) * slope;
+    const float top = high * slope;
     const float m = top > state.m ? top : state.m;
     const float shift = m == -INFINITY ? 0.0f : m;
     const VecOf<float> less = fill(-shift), times = fill(slope);
     const IntOf<float> ones = IntOf<float>{} + 0x3F803F80;
     VecOf<float> total[2] = {}, rounded{};
     for (std::int64_t j = 0; j < n; j += 2 * w) {
-        const VecOf<float> a = exp2(fma(load(s + j), times, less));
-        const VecOf<float> b = exp2(fma(load(s + j + w), times, less));
+        const VecOf<float> a = exp2<true>(fma(load(s + j), times, less));
+        const VecOf<float> b = exp2<true>(fma(load(s + j + w), times, less));
         total[0] += a;
         total[1] += b;
         const IntOf<float> pairs = narrow_pairs(a, b);

@@ -99,12 +99,12 @@ HW_INLINE A highest(const A* s, std::int64_t n) {
     return largest<A>(maximum(high[0], high[1]));
 }
 
-// n raw scores (a whole number of vectors) become weights 2^(t − m). Returns the factor for what was
-// summed before.
+// n raw scores (a whole number of vectors), the largest of them `high`, become weights 2^(t − m).
+// Returns the factor for what was summed before.
 template <class A>
-HW_INLINE A weigh_row(A* s, std::int64_t n, A slope, RowState<A>& state) {
+HW_INLINE A weigh_row(A* s, std::int64_t n, A slope, A high, RowState<A>& state) {
     constexpr int w = W<A>;
-    const A top = highest(s, n) * slope;
+    const A top = high * slope;
     A m = state.m;
     if (top > m) m = std::ceil(top);
     // A row that has seen nothing: weights 2^(−∞ − 0) = 0.

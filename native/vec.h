@@ -107,29 +107,29 @@ HW_INLINE IntOf<A> indices() {
     return v;
 }
 
-// 2^x for x ≤ 0 (and a little above), good to 1 ulp where the result is normal; 0 below the normal
-// range, so also for −∞; NaN stays NaN. The same in every lane and in the tail.
-HW_INLINE VecOf<float> exp2(VecOf<float> x) {
-    const VecOf<float> magic = fill(0x1.8p23f);
-    x = maximum(fill(-127.0f), x);
-    const VecOf<float> shifted = x + magic;  // its low bits are round(x)
-    const VecOf<float> f = x - (shifted - magic);
-    // 1 + f·q(f) on [−½, ½], q fitted for the least largest relative error (2e-9).
-    VecOf<float> q = fill(0x1.41fbbcp-13f);
-    q = fma(q, f, fill(0x1.5f3e52p-10f));
-    q = fma(q, f, fill(0x1.3b2d4cp-7f));
-    q = fma(q, f, fill(0x1.c6aee8p-5f));
-    q = fma(q, f, fill(0x1.ebfbdcp-3f));
-    q = fma(q, f, fill(0x1.62e43p-1f));
-    q = fma(q, f, fill(1.0f));
-    const IntOf<float> power = ((IntOf<float>)shifted + 127) << 23;  // 2^round(x); 0 at −127
-    return q * (VecOf<float>)power;
+// 2^f for f on [−½, ½] as 1 + f·q(f), q fitted for the least largest relative error: 2e-9 before
+// rounding; 1e-7 where the result is to be rounded to a half type anyway.
+template <bool HALF>
+HW_INLINE VecOf<float> exp2_near(VecOf<float> f) {
+    VecOf<float> q;
+    if constexpr (HALF) {
+        q = fill(0x1.5bba14p-10f);
+        q = fma(q, f, fill(0x1.3cea88p-7f));
+        q = fma(q, f, fill(0x1.c6b752p-5f));
+        q = fma(q, f, fill(0x1.ebf9bcp-3f));
+        q = fma(q, f, fill(0x1.62e42ap-1f));
+    } else {
+        q = fill(0x1.41fbbcp-13f);
+        q = fma(q, f, fill(0x1.5f3e52p-10f));
+        q = fma(q, f, fill(0x1.3b2d4cp-7f));
+        q = fma(q, f, fill(0x1.c6aee8p-5f));
+        q = fma(q, f, fill(0x1.ebfbdcp-3f));
+        q = fma(q, f, fill(0x1.62e43p-1f));
+    }
+    return fma(q, f, fill(1.0f));
 }
-HW_INLINE VecOf<double> exp2(VecOf<double> x) {
-    const VecOf<double> magic = fill(0x1.8p52);
-    x = maximum(fill(-1023.0), x);
-    const VecOf<double> shifted = x + magic;
-    const VecOf<double> f = x - (shifted - magic);
+template <bool>
+HW_INLINE VecOf<double> exp2_near(VecOf<double> f) {
     // Taylor: ln(2)^k / k!. The first term left out is 4e-18 at ½.
     constexpr double terms[] = {
         1.3691488853904124e-12, 2.5678435993488196e-11, 4.44553827187081e-10,
@@ -139,8 +139,27 @@ HW_INLINE VecOf<double> exp2(VecOf<double> x) {
         0.6931471805599453,     1.0};
     VecOf<double> p = fill(terms[0]);
     for (int i = 1; i < 14; ++i) p = fma(p, f, fill(terms[i]));
-    const IntOf<double> power = ((IntOf<double>)shifted + 1023) << 52;
-    return p * (VecOf<double>)power;
+    return p;
+}
+
+// 2^x for x ≤ 0 (and a little above), good to 1 ulp where the result is normal; 0 below the normal
+// range, so also for −∞; NaN stays NaN. The same in every lane and in the tail.
+template <bool HALF = false, class V>
+HW_INLINE V exp2(V x) {
+#if defined(HEADWISE_SCALES)
+    const V n = nearest(x);
+    return scale(exp2_near<HALF>(x - n), n);
+#else
+    constexpr bool wide = std::is_same_v<V, VecOf<double>>;
+    using A = std::conditional_t<wide, double, float>;
+    constexpr int bias = wide ? 1023 : 127, mantissa = wide ? 52 : 23;
+    const V magic = fill(wide ? A(0x1.8p52) : A(0x1.8p23));
+    x = maximum(fill(A(-bias)), x);
+    const V shifted = x + magic;  // its low bits are round(x)
+    const V f = x - (shifted - magic);
+    const IntOf<A> power = ((IntOf<A>)shifted + bias) << mantissa;  // 2^round(x); 0 at −bias
+    return exp2_near<HALF>(f) * (V)power;
+#endif
 }
 
 // One number, with the vectors' own arithmetic.

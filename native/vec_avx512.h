@@ -34,6 +34,19 @@ HW_INLINE F64x8 fma(F64x8 a, F64x8 b, F64x8 c) {
 HW_INLINE F32x16 maximum(F32x16 a, F32x16 b) { return (F32x16)_mm512_max_ps((__m512)a, (__m512)b); }
 HW_INLINE F64x8 maximum(F64x8 a, F64x8 b) { return (F64x8)_mm512_max_pd((__m512d)a, (__m512d)b); }
 
+#define HEADWISE_SCALES 1
+// The nearest whole number; and q · 2^n for a whole n, 0 where that power is below the normal range.
+HW_INLINE F32x16 nearest(F32x16 x) { return (F32x16)_mm512_roundscale_ps((__m512)x, 8); }
+HW_INLINE F64x8 nearest(F64x8 x) { return (F64x8)_mm512_roundscale_pd((__m512d)x, 8); }
+HW_INLINE F32x16 scale(F32x16 q, F32x16 n) {
+    const __mmask16 normal = _mm512_cmp_ps_mask((__m512)n, _mm512_set1_ps(-126), _CMP_NLT_UQ);
+    return (F32x16)_mm512_maskz_scalef_ps(normal, (__m512)q, (__m512)n);  // NaN stays NaN
+}
+HW_INLINE F64x8 scale(F64x8 q, F64x8 n) {
+    const __mmask8 normal = _mm512_cmp_pd_mask((__m512d)n, _mm512_set1_pd(-1022), _CMP_NLT_UQ);
+    return (F64x8)_mm512_maskz_scalef_pd(normal, (__m512d)q, (__m512d)n);
+}
+
 HW_INLINE F32x16 load_byte(const Int8* p) {
     const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return (F32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b));
