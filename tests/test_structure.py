@@ -25,6 +25,7 @@ FLOORS: list[set[str]] = [
     {"call", "positions", "options"},
     {"reference", "quantized"},
     {"backends"},
+    {"again"},
     {"attention"},
     {"accelerated"},
     {"cache"},

@@ -7,7 +7,7 @@ linear in the number of queries) and to packed bits only where rows need more ru
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,10 @@ class Mask(ABC):
     @abstractmethod
     def lower(self, sizes: Sizes) -> CompiledMask:
         """This mask for the given sizes. Masks call it on their parts; others call `compile`."""
+
+    def origin(self) -> Hashable | None:
+        """The numbers that the mask follows from, for any sizes; None where it holds tensors."""
+        return None
 
     def compile(
         self,

@@ -6,6 +6,7 @@ A mask is an object that says what it means, so its polarity cannot be misread. 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -44,6 +45,11 @@ class _Band(Mask):
         else:
             runs = self.runs(sizes)
         return CompiledMask(sizes, runs, is_causal=causal)
+
+    def origin(self) -> Hashable | None:
+        if isinstance(self.offset, Tensor):
+            return None
+        return self.left, self.right, self.align, self.offset
 
     def runs(self, sizes: Sizes) -> Tensor:
         shift = self._shift(sizes)

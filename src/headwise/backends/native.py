@@ -48,7 +48,7 @@ class Native:
         lse = None
         if need_lse:
             lse = torch.empty((batch, heads, length), dtype=call.accumulate_dtype)
-        told = _Told(call, seed)
+        told = Told(call, seed)
         native.module().forward(*told.arguments, _at(output), 0 if lse is None else lse.data_ptr())
         return output, lse
 
@@ -69,7 +69,7 @@ class Native:
         }
         if call.sinks is not None:
             grads["sinks"] = torch.empty(call.sinks.shape, dtype=wide)
-        told, grad_bias = _Told(call, seed), None
+        told, grad_bias = Told(call, seed), None
         if need_bias and call.bias is not None:
             grads["bias"] = torch.zeros(call.bias.shape, dtype=wide)
             grad_bias = tell_bias(grads["bias"])
@@ -129,7 +129,7 @@ def _say_once(reason: str) -> None:
     )
 
 
-class _Told:
+class Told:
     """The arguments that every kernel takes, and the tensors that must live while it runs."""
 
     def __init__(self, call: AttentionCall, seed: int | None) -> None:
@@ -137,7 +137,8 @@ class _Told:
         runs, bits, masks = tell_mask(call.visible)
         bias = None if call.bias is None else tell_bias(call.bias)
         sinks = None if call.sinks is None else call.sinks.contiguous()
-        self.kept = (query, key, value, masks, sinks)
+        self.masks = masks
+        self.kept = (query, key, value, sinks)
         batch, heads, length, dim = query.shape
         _, kv_heads, keys, _ = key.shape
         self.arguments = (
