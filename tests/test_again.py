@@ -30,20 +30,19 @@ def made(
 
 
 def known() -> int:
-    return len(again._known)
+    """Calls that are taken the short way."""
+    return sum(plan is not None for plan in again._known.values())
 
 
 @pytest.mark.parametrize(
     "mask", [None, causal(), causal(align="start"), window(3), causal(offset=2)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_the_second_call_is_the_first_one_bit_for_bit(
-    mask: Mask | None, dtype: torch.dtype
-) -> None:
+def test_later_calls_are_the_first_one_bit_for_bit(mask: Mask | None, dtype: torch.dtype) -> None:
     query, key, value = made(dtype=dtype)
     first = attention(query, key, value, mask, scale=0.3)
-    assert known() == 1
-    assert torch.equal(attention(query, key, value, mask, scale=0.3), first)
+    for calls in range(2, 5):
+        assert torch.equal(attention(query, key, value, mask, scale=0.3), first), calls
     assert known() == 1
 
 
@@ -74,7 +73,7 @@ def test_every_difference_is_another_call() -> None:
         (query, key, value[..., :4], None, None),
         (query.double(), key.double(), value.double(), None, None),
     ]
-    for _ in range(2):
+    for _ in range(3):
         for q, k, v, mask, scale in calls:
             wanted = attention(q, k, v, mask, scale=scale, backend="reference")
             torch.testing.assert_close(attention(q, k, v, mask, scale=scale), wanted)
@@ -83,7 +82,9 @@ def test_every_difference_is_another_call() -> None:
 
 def test_gradients_lse_and_observers_are_not_passed_by() -> None:
     query, key, value = made()
-    output = attention(query, key, value)
+    for _ in range(3):
+        output = attention(query, key, value)
+    assert known() == 1
     leaf = query.clone().requires_grad_()
     attention(leaf, key, value).sum().backward()
     assert leaf.grad is not None and leaf.grad.abs().sum() > 0
@@ -100,7 +101,9 @@ def test_gradients_lse_and_observers_are_not_passed_by() -> None:
 
 def test_mistakes_are_still_told_after_a_right_call() -> None:
     query, key, value = made()
-    attention(query, key, value)
+    for _ in range(3):
+        attention(query, key, value)
+    assert known() == 1
     with pytest.raises(ValueError, match=r"key is torch\.float64"):
         attention(query, key.double(), value)
     with pytest.raises(TypeError, match="does not say what it means"):
@@ -124,25 +127,30 @@ def test_masks_that_hold_tensors_are_read_each_time() -> None:
         causal(offset=offset),
         causal() & keep(real),
     ):
-        attention(query, key, value, mask)
-    assert known() == 0
+        for _ in range(3):
+            attention(query, key, value, mask)
+    assert not again._known
 
 
 def test_no_tensor_is_kept_alive_and_few_calls_are() -> None:
     query, key, value = made()
-    output = attention(query, key, value, causal())
+    for _ in range(3):
+        output = attention(query, key, value, causal())
+    assert known() == 1
     gone = [weakref.ref(t) for t in (query, key, value, output)]
     del query, key, value, output
     gc.collect()
     assert all(ref() is None for ref in gone)
     for keys in range(1, 2 * again.MOST):
         attention(torch.ones(1, 1, 1, 4), torch.ones(1, 1, keys, 4), torch.ones(1, 1, keys, 4))
-        assert known() <= again.MOST
+        assert len(again._known) <= again.MOST
 
 
 def test_a_compiled_graph_does_not_take_the_short_cut() -> None:
     query, key, value = made()
-    output = attention(query, key, value, causal())
+    for _ in range(3):
+        output = attention(query, key, value, causal())
+    assert known() == 1
     compiled = torch.compile(lambda q, k, v: attention(q, k, v, causal()), fullgraph=True)
     torch.testing.assert_close(compiled(query, key, value), output)
     meta = attention(query.to("meta"), key.to("meta"), value.to("meta"), causal())

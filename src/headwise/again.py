@@ -1,4 +1,4 @@
-"""A call like one made before: checked then, told to the native kernel at once now.
+"""A call like others made before: checked then, told to the native kernel at once now.
 
 Checking a call and telling a kernel of it takes longer than a small call's arithmetic, and a model
 makes the same call in every layer. What is remembered is numbers, never a tensor of the caller.
@@ -6,7 +6,7 @@ makes the same call in every layer. What is remembered is numbers, never a tenso
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,21 +40,53 @@ class Plan(NamedTuple):
     kept: object
 
 
-_known: dict[Signature, Plan] = {}
+# None: made once. A call is told anew until it comes a second time: where keys grow by a token a
+# call, and nothing comes again, there is nothing to prepare.
+_known: dict[Signature, Plan | None] = {}
 
 
-def run(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None
-) -> Tensor | None:
-    """The output of a call that is known and needs no gradient, else None."""
+def plain(*tensors: Tensor | None) -> bool:
+    """Whether a backend may be called on these directly, without the operator's machinery."""
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
-        return None
+        return False
     grad = torch.is_grad_enabled()
-    for tensor in (query, key, value):
-        if type(tensor) not in KINDS or (grad and tensor.requires_grad) or not tensor.is_cpu:
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in KINDS or (grad and tensor.requires_grad):
+            return False
+        if tensor.is_meta:  # shapes only: what the operator's fake kernel is for
+            return False
+    return True
+
+
+def signature(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None
+) -> Signature | None:
+    """All that the checks and the kernel's arguments follow from; None: from more than that."""
+    if not plain(query, key, value) or not (query.is_cpu and key.is_cpu and value.is_cpu):
+        return None
+    origin = None
+    if mask is not None:
+        origin = mask.origin() if isinstance(mask, Mask) else None
+        if origin is None:
             return None
-    signature = _signature(query, key, value, mask, scale)
-    plan = None if signature is None else _known.get(signature)
+    if scale is not None and type(scale) is not float:
+        return None
+    try:
+        return (
+            query.shape, key.shape, value.shape,
+            query.stride(), key.stride(), value.stride(),
+            query.dtype, key.dtype, value.dtype,
+            origin, scale,
+        )  # fmt: skip
+    except RuntimeError:  # nested and sparse tensors have no strides
+        return None
+
+
+def run(known: Signature, query: Tensor, key: Tensor, value: Tensor) -> Tensor | None:
+    """The output of a call that is known, else None."""
+    plan = _known.get(known)
     if plan is None:
         return None
     output = query.new_empty(plan.output)
@@ -77,22 +109,21 @@ def run(
     return output
 
 
-def remember(call: AttentionCall) -> None:
-    """Remember a call that the native kernel has computed.
-
-    It has no bias, softcap, sinks or dropout, needs no gradient, and none of its sizes is 0.
-    """
+def remember(known: Signature, call: AttentionCall) -> None:
+    """Remember a call that the native kernel has computed, none of whose sizes is 0."""
     query, key, value = call.query, call.key, call.value
-    signature = _signature(query, key, value, call.mask, call.scale)
-    if signature is None or not query.stride(3) == key.stride(3) == value.stride(3) == 1:
+    if not query.stride(3) == key.stride(3) == value.stride(3) == 1:
+        return
+    if known not in _known:
+        if len(_known) >= MOST:
+            _known.clear()
+        _known[known] = None
         return
     told = Told(call, None)
     dtype, sizes, at_query, at_key, at_value, runs, bits, _, _, numbers, _, _ = told.arguments
-    if len(_known) >= MOST:
-        _known.clear()
     batch, heads, length, _ = query.shape
     width = value.shape[3]
-    _known[signature] = Plan(
+    _known[known] = Plan(
         dtype,
         sizes,
         runs,
@@ -105,25 +136,3 @@ def remember(call: AttentionCall) -> None:
         (heads * length * width, length * width, width),
         told.masks,
     )
-
-
-def _signature(
-    query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: Any
-) -> Signature | None:
-    """All that the checks and the kernel's arguments follow from; None: from more than that."""
-    origin = None
-    if mask is not None:
-        origin = mask.origin() if isinstance(mask, Mask) else None
-        if origin is None:
-            return None
-    if scale is not None and type(scale) is not float:
-        return None
-    try:
-        return (
-            query.shape, key.shape, value.shape,
-            query.stride(), key.stride(), value.stride(),
-            query.dtype, key.dtype, value.dtype,
-            origin, scale,
-        )  # fmt: skip
-    except RuntimeError:  # nested and sparse tensors have no strides
-        return None

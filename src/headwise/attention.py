@@ -7,7 +7,6 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from headwise import again, backends
 from headwise.call import AttentionCall, own_precision
@@ -90,9 +89,12 @@ def attention(
     Raises:
         TypeError, ValueError: as `AttentionCall`; or an unknown or refusing backend.
     """
-    simple = bias is None and softcap is None and sinks is None and not dropout
-    if simple and not return_lse and backend is None and not observers:
-        done = again.run(query, key, value, mask, scale)
+    known = None
+    bare = bias is None and softcap is None and sinks is None and not dropout
+    if bare and backend is None and not return_lse:
+        known = again.signature(query, key, value, mask, scale)
+    if known is not None and not observers:
+        done = again.run(known, query, key, value)
         if done is not None:
             return done
     call = AttentionCall(query, key, value, mask, bias, scale, softcap, sinks, dropout)
@@ -100,10 +102,10 @@ def attention(
     # Drawn as a tensor from torch's generator, so that the backward pass can draw the same again
     # and compiled graphs keep it random.
     seed = torch.randint(2**62, ()) if dropout > 0 else None
-    if _plain(call):
+    if again.plain(call.query, call.key, call.value, call.bias, call.sinks):
         output, lse = _forward(call, chosen, None if seed is None else int(seed), return_lse)
-        if simple and chosen.name == "native" and output.numel() and call.key_length:
-            again.remember(call)
+        if known is not None and chosen.name == "native" and output.numel() and call.key_length:
+            again.remember(known, call)
     else:
         visible = call.visible
         output, lse = _attention(
@@ -166,21 +168,6 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
     )
     assert isinstance(total, Tensor)
     return total.to(outputs[0].dtype), lse
-
-
-def _plain(call: AttentionCall) -> bool:
-    """Whether the backend may be called directly, without the operator's machinery."""
-    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
-        return False
-    if call.query.is_meta:  # shapes only: what the operator's fake kernel is for
-        return False
-    grad = torch.is_grad_enabled()
-    for tensor in (call.query, call.key, call.value, call.bias, call.sinks):
-        if tensor is None:
-            continue
-        if type(tensor) not in (Tensor, torch.nn.Parameter) or (grad and tensor.requires_grad):
-            return False
-    return True
 
 
 def _forward(

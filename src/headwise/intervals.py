@@ -33,7 +33,7 @@ class Mask(ABC):
         """This mask for the given sizes. Masks call it on their parts; others call `compile`."""
 
     def origin(self) -> Hashable | None:
-        """The numbers that the mask follows from, for any sizes; None where it holds tensors."""
+        """What the mask follows from for any sizes; None where it must be read anew each time."""
         return None
 
     def compile(
