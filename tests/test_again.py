@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from headwise import again, attention, causal, keep, padding, window
 from headwise.attention import observers
@@ -155,3 +156,14 @@ def test_a_compiled_graph_does_not_take_the_short_cut() -> None:
     torch.testing.assert_close(compiled(query, key, value), output)
     meta = attention(query.to("meta"), key.to("meta"), value.to("meta"), causal())
     assert meta.is_meta and meta.shape == output.shape
+
+
+def test_fake_tensors_do_not_reach_the_kernel() -> None:
+    query, key, value = made()
+    for _ in range(3):
+        attention(query, key, value)
+    assert known() == 1
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(tensor) for tensor in (query, key, value)]
+    output = attention(*fakes)
+    assert isinstance(output, FakeTensor) and output.shape == (2, 4, 9, 8)
