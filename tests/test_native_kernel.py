@@ -321,6 +321,21 @@ def test_strided_expanded_and_misaligned_inputs(isa: str) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("apart", [0, 16, 400], ids=["side by side", "apart", "far apart"])
+def test_values_are_read_where_they_lie(isa: str, dtype: torch.dtype, apart: int) -> None:
+    """Whole vectors in rows that are not too far apart are not copied; others are."""
+    for queries, width in ((5, 64), (100, 16), (100, 128), (100, 80)):
+        query, key, value = inputs((1, 3, 3, queries, 300, 16, width), dtype)
+        room = torch.full((1, 3, 300, width + apart), math.nan, dtype=dtype)
+        room[..., :width] = value
+        out = attention(query, key, room[..., :width], window(150), backend="native")
+        assert torch.equal(out, attention(query, key, value, window(150), backend="native"))
+        exact = (t.double() for t in (query, key, value))
+        want = attention(*exact, window(150), backend="reference")
+        close(out, want, dtype, f"{queries} queries, {width} wide")
+
+
 class TestDropout:
     def test_it_multiplies_by_its_draws_and_gradients_draw_the_same(self, isa: str) -> None:
         shape = (2, 4, 2, 61, 83, 16, 8)
